@@ -1,0 +1,1 @@
+"""The command line: kvscaler plan, and the same as kubectl kvscaler."""

@@ -1,0 +1,1 @@
+"""From a traffic pattern to optimizations with computed gain. Empty until it is built."""

@@ -1,0 +1,1 @@
+"""From model, accelerator and engine to KV bytes, blocks and footprints."""

@@ -1,0 +1,1 @@
+"""The fleet's queue and placement. Empty until the router is built."""

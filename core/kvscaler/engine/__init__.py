@@ -1,0 +1,1 @@
+"""What a paged engine decides, without tensors: blocks, prefixes, steps, admission."""

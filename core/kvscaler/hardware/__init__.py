@@ -1,0 +1,1 @@
+"""Facts of accelerators: memory, bandwidth and peak rates, each with its source."""

@@ -1,0 +1,1 @@
+"""Messages between operator, router and sidecar: limits, state, drain."""

@@ -1,0 +1,1 @@
+"""From signals to a Decision: replicas, limits and the reasons for both."""

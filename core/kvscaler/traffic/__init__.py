@@ -1,0 +1,1 @@
+"""Signals with their age, and windows of traffic statistics."""

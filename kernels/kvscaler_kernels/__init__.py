@@ -1,0 +1,1 @@
+"""Kernels of the engine, each with formula, launcher and torch reference."""

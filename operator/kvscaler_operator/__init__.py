@@ -1,0 +1,1 @@
+"""The operator: watches, a work queue, and a level-based reconcile of InferenceServices."""

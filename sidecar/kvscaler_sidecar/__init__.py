@@ -1,0 +1,1 @@
+"""The sidecar: a paged engine behind an OpenAI server, with admission and an admin API."""
