@@ -1,0 +1,63 @@
+"""The seam between what is decided (here) and what is computed (an executor).
+
+The scheduler plans a step, an executor runs it and returns one token per sampling chunk, and the
+scheduler commits the outcome. Nothing else passes between them.
+"""
+
+from dataclasses import dataclass
+
+from kvscaler.engine.request import EngineRequest, FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`length` tokens of one request, from position `start`, computed in this step.
+
+    `samples` is true when the chunk reaches the last known token, so that its logits give the
+    next one. Slots for all its tokens are in the request's block table already.
+    """
+
+    request: EngineRequest
+    start: int
+    length: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy a block's contents before the step runs (copy on write)."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step over a batch. Empty `chunks` means that there is nothing to do."""
+
+    chunks: tuple[Chunk, ...]
+    preempted: tuple[EngineRequest, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens of chunks that are not a single decode token."""
+        return sum(c.length for c in self.chunks if not (c.length == 1 and c.samples))
+
+    @property
+    def decode_sequences(self) -> int:
+        """Chunks of one sampled token."""
+        return sum(1 for c in self.chunks if c.length == 1 and c.samples)
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that attention reads in this step, over all chunks."""
+        return sum(c.start + c.length for c in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a sampling chunk gave: the next token, and whether the request ends with it."""
+
+    token_id: int
+    finish: FinishReason | None = None
