@@ -1,0 +1,146 @@
+"""The InferenceService itself: names of the API, its spec as a whole, and how it is read."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from kvscaler_api.accelerator import AcceleratorSpec
+from kvscaler_api.admission import AdmissionSpec
+from kvscaler_api.base import ApiModel, cel, rules
+from kvscaler_api.cache import CacheSpec
+from kvscaler_api.engine import EngineSpec
+from kvscaler_api.metadata import MAX_NAME_LENGTH, ObjectMeta
+from kvscaler_api.model import ModelSpec
+from kvscaler_api.objectives import ObjectivesSpec
+from kvscaler_api.optimization import OptimizationSpec
+from kvscaler_api.routing import RoutingSpec
+from kvscaler_api.scaling import ScalingSpec
+from kvscaler_api.signals import SignalsSpec
+from kvscaler_api.status import InferenceServiceStatus
+from kvscaler_api.target import TargetReference
+from kvscaler_api.template import PodTemplate
+
+GROUP = "kvscaler.io"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "InferenceService"
+PLURAL = "inferenceservices"
+SINGULAR = "inferenceservice"
+SHORT_NAME = "kvis"
+CATEGORY = "kvscaler"
+
+
+class InferenceServiceSpec(ApiModel):
+    """What a user wants."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "self.scaling.minReplicas >= 1 || self.routing.mode == 'Router'",
+                "scaling.minReplicas 0 needs routing.mode Router, which holds requests until a"
+                " replica has started",
+            ),
+            cel(
+                "!has(self.targetRef) || (!has(self.template) && !has(self.engine.image)"
+                " && size(self.engine.args) == 0)",
+                "targetRef scales what already runs: it excludes template, engine.image and"
+                " engine.args",
+            ),
+            cel(
+                "has(self.targetRef) == has(oldSelf.targetRef)"
+                " && (!has(self.targetRef) || self.targetRef == oldSelf.targetRef)",
+                "targetRef is immutable: make another InferenceService instead",
+            ),
+        )
+    )
+
+    replicas: Annotated[int, Field(ge=0, le=10_000)] = Field(
+        1,
+        description=(
+            "Replicas that run now: what the scale subresource reads and writes. scaling.mode says"
+            " who writes it; leave it out of files that you apply."
+        ),
+    )
+    model: ModelSpec = Field(description="The model to serve.")
+    engine: EngineSpec = Field(EngineSpec(), description="The engine that runs the model.")
+    accelerator: AcceleratorSpec = Field(
+        description="The accelerator of each replica; the memory budget is computed for it."
+    )
+    cache: CacheSpec = Field(CacheSpec(), description="How keys and values are kept.")
+    objectives: ObjectivesSpec = Field(
+        ObjectivesSpec(), description="Latency that clients are promised."
+    )
+    scaling: ScalingSpec = Field(
+        description="How many replicas there may be, who decides, and how they go away."
+    )
+    admission: AdmissionSpec = Field(
+        AdmissionSpec(),
+        description="What a replica lets in, so that no admitted request runs out of memory.",
+    )
+    routing: RoutingSpec = Field(RoutingSpec(), description="How requests reach the replicas.")
+    optimization: OptimizationSpec = Field(
+        OptimizationSpec(), description="What may be turned on instead of adding replicas."
+    )
+    signals: SignalsSpec = Field(SignalsSpec(), description="Where the load is read.")
+    target_ref: TargetReference | None = Field(
+        None,
+        description=(
+            "Scale this object instead of making Pods. It must carry the annotation"
+            " kvscaler.io/allow with this service's name. Excludes template; immutable."
+        ),
+    )
+    template: PodTemplate | None = Field(
+        None, description="Template of the serving Pods, merged with what the operator sets."
+    )
+
+
+class InferenceService(ApiModel):
+    """An LLM service whose replicas and admission limits follow its KV-cache memory."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                f"size(self.metadata.name) <= {MAX_NAME_LENGTH}",
+                f"metadata.name must have at most {MAX_NAME_LENGTH} characters, as names of"
+                " children are made from it",
+            ),
+            cel(
+                "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+                "metadata.name must start with a letter and hold only lower-case letters, digits"
+                " and -, as a Service is named after it",
+            ),
+        )
+    )
+
+    api_version: Literal["kvscaler.io/v1alpha1"] = "kvscaler.io/v1alpha1"
+    kind: Literal["InferenceService"] = "InferenceService"
+    metadata: ObjectMeta
+    spec: InferenceServiceSpec = Field(description="What is wanted.")
+    status: InferenceServiceStatus = Field(
+        InferenceServiceStatus(), description="What the operator observed and decided."
+    )
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """Names that clients may use for the model: those of the spec, or the object's own."""
+        return self.spec.model.served_names or (self.metadata.name,)
+
+
+class InvalidServiceError(ValueError):
+    """An object that cannot be read as an InferenceService; the text names field and cause."""
+
+
+def read_service(value: dict[str, Any]) -> InferenceService:
+    """Read an object as the API server returns it.
+
+    Raises InvalidServiceError with one `path: cause` per fault, for `SpecValid=False/Invalid`: it can
+    only happen to objects stored under an older or a hand-edited CRD.
+    """
+    try:
+        return InferenceService.from_wire(value)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}"
+            for fault in error.errors(include_url=False, include_context=False)[:8]
+        )
+        raise InvalidServiceError(faults) from error
