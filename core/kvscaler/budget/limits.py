@@ -1,0 +1,49 @@
+"""From a budget to admission limits: the same function in the operator and in the sidecar."""
+
+from dataclasses import dataclass
+
+from kvscaler.budget.lines import KVBudget
+from kvscaler.protocol.limits import AdmissionLimits, AdmissionMode, ChargePolicy
+
+QUEUE_POOLS = 8
+"""The queue holds at most this many pools' worth of tokens: more can't be served in time."""
+QUEUE_BYTES = 64 << 20
+"""Bytes of request bodies that may wait in one replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionPolicy:
+    """What a user decides about admission; everything else follows from the budget."""
+
+    mode: AdmissionMode = AdmissionMode.ENFORCE
+    charge: ChargePolicy = ChargePolicy.EXPECTED
+    queue_requests: int = 256
+    max_wait_seconds: float = 30.0
+    watermark_percent: float = 5.0
+
+
+def admission_limits(
+    budget: KVBudget, policy: AdmissionPolicy, *, calibrated_blocks: int | None = None
+) -> AdmissionLimits:
+    """Limits of one replica.
+
+    `calibrated_blocks` is the pool that a live engine reported and replaces the predicted one.
+    Raises `ValueError` for a budget without a single block: such a replica must not start.
+    """
+    blocks = budget.blocks if calibrated_blocks is None else calibrated_blocks
+    if blocks < 1:
+        raise ValueError(f"no admission limits without KV blocks: {budget.fit.message}")
+    tokens = blocks * budget.block_tokens
+    return AdmissionLimits(
+        max_sequences=max(1, min(budget.max_sequences, blocks)),
+        kv_blocks=blocks,
+        step_tokens=budget.step_tokens,
+        queue_requests=policy.queue_requests,
+        queue_tokens=QUEUE_POOLS * tokens,
+        queue_bytes=QUEUE_BYTES,
+        max_wait_seconds=policy.max_wait_seconds,
+        max_request_tokens=max(1, min(budget.max_context_tokens, tokens)),
+        watermark_blocks=-(-int(blocks * policy.watermark_percent) // 100),
+        charge=policy.charge,
+        mode=policy.mode,
+    )

@@ -1,0 +1,103 @@
+"""The VRAM budget as lines that a person can add up, each with its basis and its interval."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+GIB = 1 << 30
+
+
+class Basis(StrEnum):
+    """Where a figure comes from: a formula, a committed constant, a live engine, or the user."""
+
+    COMPUTED = "computed"
+    DEFAULT = "default"
+    OBSERVED = "observed"
+    STATED = "stated"
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetLine:
+    """One use of memory on one rank. `low_bytes` and `high_bytes` bound what is expected."""
+
+    name: str
+    bytes: int
+    basis: Basis
+    low_bytes: int
+    high_bytes: int
+    note: str
+
+    @classmethod
+    def exact(cls, name: str, size_bytes: int, note: str) -> "BudgetLine":
+        """A line that a formula gives exactly."""
+        return cls(name, size_bytes, Basis.COMPUTED, size_bytes, size_bytes, note)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether one request of the longest context fits, by how much not, and what would help."""
+
+    fits: bool
+    shortfall_bytes: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class KVBudget:
+    """What one replica spends, and the blocks that are left for keys and values.
+
+    `device_bytes * utilization_percent / 100 = usable_bytes = sum(lines) + kv_bytes`, and
+    `blocks = kv_bytes // block_bytes` (0 when the lines alone exceed what is usable).
+    """
+
+    model_digest: str
+    accelerator: str
+    engine: str
+    device_bytes: int
+    utilization_percent: float
+    usable_bytes: int
+    lines: tuple[BudgetLine, ...]
+    kv_bytes: int
+    """What is left for the pool; negative by what is missing."""
+    block_tokens: int
+    block_bytes: int
+    blocks: int
+    max_context_tokens: int
+    max_sequences: int
+    step_tokens: int
+    compute_dtype: str
+    kv_dtype: str
+    fit: Fit
+
+    @property
+    def overhead_bytes(self) -> int:
+        """Sum of all lines: everything but the pool."""
+        return sum(line.bytes for line in self.lines)
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes that the blocks take, at most `kv_bytes`."""
+        return self.blocks * self.block_bytes
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens that the blocks hold: a unit for display only."""
+        return self.blocks * self.block_tokens
+
+    @property
+    def total_bytes(self) -> int:
+        """What the process is predicted to use with its pool full."""
+        return self.overhead_bytes + self.pool_bytes
+
+    def line(self, name: str) -> BudgetLine:
+        """The line called `name`; `KeyError` when the engine's profile has none."""
+        for line in self.lines:
+            if line.name == name:
+                return line
+        raise KeyError(f"{self.engine} budget has no line {name!r}")
+
+
+def gib(size_bytes: float) -> str:
+    """`size_bytes` for people, in GiB or, when small, in MiB."""
+    if abs(size_bytes) >= GIB:
+        return f"{size_bytes / GIB:.2f} GiB"
+    return f"{size_bytes / (1 << 20):.1f} MiB"

@@ -1,0 +1,79 @@
+"""Accelerators: memory as the driver reports it, bandwidth and dense rates, each with its source.
+
+An "80 GB" card offers 79.2 GiB; a budget that starts from 80 GB crash-loops.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any, Self
+
+
+class UnknownAccelerator(LookupError):
+    """No facts about the accelerator are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """One device. `memory_bytes` is `None` where it is not a property of the device (a CPU)."""
+
+    name: str
+    aliases: tuple[str, ...]
+    memory_bytes: int | None
+    bandwidth_bytes_per_second: float | None
+    flops_per_second: dict[str, float]
+    """Dense rates by element type."""
+    device: str
+    """`cuda` or `cpu`."""
+    source: str
+
+    def with_memory(self, memory_bytes: int) -> Self:
+        """The same device with another amount of memory: a CPU's limit, or what a user stated."""
+        return replace(self, memory_bytes=memory_bytes)
+
+
+@cache
+def accelerators() -> tuple[Accelerator, ...]:
+    """All accelerators of the data file, in its order."""
+    rows: list[dict[str, Any]] = json.loads(
+        files("kvscaler.hardware").joinpath("accelerators.json").read_text("utf-8")
+    )
+    return tuple(
+        Accelerator(
+            name=row["name"],
+            aliases=tuple(row["aliases"]),
+            memory_bytes=row["memory_bytes"],
+            bandwidth_bytes_per_second=row["bandwidth_bytes_per_second"],
+            flops_per_second=row["flops"],
+            device=row["device"],
+            source=row["source"],
+        )
+        for row in rows
+    )
+
+
+def find(name: str) -> Accelerator:
+    """The accelerator with this name or alias; case, spaces and hyphens do not matter.
+
+    Raises `UnknownAccelerator` with the names that are known.
+    """
+    wanted = _plain(name)
+    for accelerator in accelerators():
+        if wanted in {_plain(accelerator.name), *(_plain(a) for a in accelerator.aliases)}:
+            return accelerator
+    known = ", ".join(a.name for a in accelerators())
+    raise UnknownAccelerator(
+        f"accelerator {name!r} is not known ({known}); give its memory instead"
+    )
+
+
+def custom(memory_bytes: int, bandwidth_bytes_per_second: float | None = None) -> Accelerator:
+    """A device of which only the memory, and perhaps the bandwidth, is known."""
+    return Accelerator(
+        "custom", (), memory_bytes, bandwidth_bytes_per_second, {}, "cuda", "stated by the user"
+    )
+
+
+def _plain(name: str) -> str:
+    return name.casefold().replace(" ", "").replace("-", "").replace("_", "")
