@@ -1,1 +1,10 @@
 """How long a step takes: a linear model of prefill and decode."""
+
+from kvscaler.performance.step_time import (
+    LLAMA_3_1_8B_H100,
+    MAX_UTILIZATION,
+    RequestWork,
+    StepTimeModel,
+)
+
+__all__ = ["LLAMA_3_1_8B_H100", "MAX_UTILIZATION", "RequestWork", "StepTimeModel"]

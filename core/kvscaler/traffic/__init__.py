@@ -1,1 +1,32 @@
 """Signals with their age, and windows of traffic statistics."""
+
+from kvscaler.traffic.samples import TrafficSample
+from kvscaler.traffic.signal import (
+    AbsenceReason,
+    Absent,
+    Present,
+    Signal,
+    both,
+    expire,
+    freshest,
+    map_signal,
+    number,
+)
+from kvscaler.traffic.window import LengthBasis, LengthStatistics, Rate, TrafficWindow
+
+__all__ = [
+    "AbsenceReason",
+    "Absent",
+    "LengthBasis",
+    "LengthStatistics",
+    "Present",
+    "Rate",
+    "Signal",
+    "TrafficSample",
+    "TrafficWindow",
+    "both",
+    "expire",
+    "freshest",
+    "map_signal",
+    "number",
+]
