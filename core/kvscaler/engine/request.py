@@ -36,7 +36,11 @@ class EngineRequest:
     max_new_tokens: int
     arrival_seconds: float
     priority: int = 0
+    """Higher goes first and is preempted last; 0 is usual."""
     cache_salt: str = ""
+    """Requests share cached prefixes only within one salt."""
+    cache_keys: tuple[str, ...] = ()
+    """What else keys and values depend on, such as an adapter's name."""
     state: RequestState = RequestState.WAITING
     computed_tokens: int = 0
     cached_tokens: int = 0

@@ -1,16 +1,18 @@
 """The seam between what is decided (here) and what is computed (an executor).
 
 The scheduler plans a step, an executor runs it and returns one token per sampling chunk, and the
-scheduler commits the outcome. Nothing else passes between them.
+scheduler commits the outcomes: one for each sampling chunk, in the order of the chunks. Nothing
+else passes between them. Chunks and outcomes are named tuples because one of each is made for
+every sequence in every step.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvscaler.engine.request import EngineRequest, FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """`length` tokens of one request, from position `start`, computed in this step.
 
     `samples` is true when the chunk reaches the last known token, so that its logits give the
@@ -35,7 +37,7 @@ class BlockCopy:
 class StepPlan:
     """One step over a batch. Empty `chunks` means that there is nothing to do."""
 
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[Chunk, ...] = ()
     preempted: tuple[EngineRequest, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
 
@@ -55,8 +57,7 @@ class StepPlan:
         return sum(c.start + c.length for c in self.chunks)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What a sampling chunk gave: the next token, and whether the request ends with it."""
 
     token_id: int
