@@ -13,6 +13,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
+from kvscaler_api.base import ApiModel
+
 Schema = dict[str, Any]
 
 
@@ -52,6 +54,9 @@ class _WireDefaults(GenerateJsonSchema):
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
         result = super().default_schema(schema)
         default = schema.get("default")
+        if isinstance(default, ApiModel):
+            # Spelled out: rules are checked on a default before the defaults inside it are filled.
+            result["default"] = default.to_wire()
         inner: Any = schema["schema"]
         while inner["type"] in ("nullable", "default"):
             inner = inner["schema"]
@@ -170,7 +175,3 @@ class _Translator:
                 raise UntranslatableError(f"{path}: both properties and additionalProperties")
             if "additionalProperties" in node and "maxProperties" not in node:
                 raise UntranslatableError(f"{path}: a map without maxProperties")
-            if isinstance(node.get("default"), dict) and "properties" in node:
-                if node.get("required"):
-                    raise UntranslatableError(f"{path}: a default, but {node['required']} required")
-                node["default"] = {}  # The defaults of its fields fill it.
