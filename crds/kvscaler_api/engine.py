@@ -1,11 +1,11 @@
 """Which engine runs the model, and what it is given to run with."""
 
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from kvscaler_api.base import AS_ATOMIC, ApiModel, Rule
+from kvscaler_api.base import AS_ATOMIC, ApiModel, cel, rules
 
 
 class EngineType(StrEnum):
@@ -23,16 +23,15 @@ class EngineType(StrEnum):
 class EngineSpec(ApiModel):
     """The engine in each replica."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            "self.type != 'Kvscaler' || (self.tensorParallel == 1 && self.pipelineParallel == 1)",
-            "the engine Kvscaler runs on one accelerator: tensorParallel and pipelineParallel"
-            " must be 1",
-            lambda engine: (
-                engine.type != EngineType.KVSCALER
-                or engine.tensor_parallel == engine.pipeline_parallel == 1
-            ),
-        ),
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            cel(
+                "self.type != 'Kvscaler'"
+                " || (self.tensorParallel == 1 && self.pipelineParallel == 1)",
+                "the engine Kvscaler runs on one accelerator: tensorParallel and pipelineParallel"
+                " must be 1",
+            )
+        )
     )
 
     type: EngineType = Field(

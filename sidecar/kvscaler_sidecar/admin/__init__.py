@@ -1,0 +1,1 @@
+"""The admin API: limits and drain, behind signed tokens."""

@@ -1,0 +1,92 @@
+"""The drain of a replica: it finishes what it accepted, and says goodbye before it refuses.
+
+Serving → Lingering (not ready, still accepting, answers say `Connection: close`) → Draining
+(refusing) → Empty. The linger is for the way that news takes from a readiness probe to each
+client: a replica that refuses at once breaks requests that were sent in good faith.
+
+A drain that the admin API began can be taken back; one by SIGTERM can't, and ends the process.
+"""
+
+from collections.abc import Callable
+from threading import Lock
+
+from kvscaler.protocol.drain import DrainPhase, DrainReport
+
+ADMIN = "admin"
+SIGTERM = "sigterm"
+
+
+class Drain:
+    """The phase of this process. Thread-safe; time comes from `clock` (unix seconds)."""
+
+    def __init__(
+        self,
+        linger_seconds: float,
+        timeout_seconds: float,
+        live_requests: Callable[[], int],
+        clock: Callable[[], float],
+    ) -> None:
+        self._linger_seconds = linger_seconds
+        self._timeout_seconds = timeout_seconds
+        self._live_requests = live_requests
+        self._clock = clock
+        self._lock = Lock()
+        self._since: float | None = None
+        self._reason = ""
+
+    def begin(self, reason: str, timeout_seconds: float | None = None) -> None:
+        """Start a drain, or keep the one that runs; SIGTERM takes over one by the admin API."""
+        with self._lock:
+            if self._since is None:
+                self._since = self._clock()
+            if timeout_seconds is not None and self._reason != SIGTERM:
+                self._timeout_seconds = timeout_seconds
+            if self._reason != SIGTERM:
+                self._reason = reason
+
+    def cancel(self) -> bool:
+        """Serve again; false when the drain came by SIGTERM and can't be taken back."""
+        with self._lock:
+            if self._reason == SIGTERM:
+                return False
+            self._since, self._reason = None, ""
+            return True
+
+    @property
+    def phase(self) -> DrainPhase:
+        """Where the drain is now."""
+        since = self._since
+        if since is None:
+            return DrainPhase.SERVING
+        if self._clock() - since < self._linger_seconds:
+            return DrainPhase.LINGERING
+        return DrainPhase.DRAINING if self._live_requests() else DrainPhase.EMPTY
+
+    @property
+    def by_sigterm(self) -> bool:
+        """Whether the process ends when this drain does."""
+        return self._reason == SIGTERM
+
+    @property
+    def seconds_until_refusing(self) -> float:
+        """What is left of the linger."""
+        if self._since is None:
+            return self._linger_seconds
+        return max(0.0, self._since + self._linger_seconds - self._clock())
+
+    @property
+    def over(self) -> bool:
+        """Whether a process that drains may end: nothing is left, or the time is up."""
+        if self._since is None:
+            return False
+        timed_out = self._clock() - self._since >= self._timeout_seconds
+        return timed_out or self.phase is DrainPhase.EMPTY
+
+    def report(self) -> DrainReport:
+        """For `/state` and the admin API."""
+        return DrainReport(
+            phase=self.phase,
+            since=self._since,
+            live_requests=self._live_requests(),
+            reason=self._reason,
+        )

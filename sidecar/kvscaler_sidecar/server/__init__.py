@@ -1,0 +1,1 @@
+"""The OpenAI API and the pages for probes, scrapers and operators."""

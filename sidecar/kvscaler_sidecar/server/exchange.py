@@ -1,0 +1,113 @@
+"""One HTTP request and its response on bare ASGI: bounded reading, and knowing when a client left.
+
+Starlette's request and response objects either read a whole body into memory or tie the watch for
+a disconnect to a response that has started. A request that waits for admission needs both the
+bound and the watch before there is a response, so this is done here, once.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from kvscaler.protocol.refusals import RefusalReason
+from starlette.types import Receive, Scope, Send
+
+from kvscaler_sidecar.server.errors import Refusal
+
+
+class ClientGone(Exception):
+    """The client closed the connection before the response was complete."""
+
+
+class Exchange:
+    """A request that can be read once and answered once."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._watch: asyncio.Task[None] | None = None
+        self.extra_headers: list[tuple[str, str]] = []
+        self.started = False
+
+    def header(self, name: bytes) -> str | None:
+        """A request header's value; `name` in lower case."""
+        for key, value in self._scope["headers"]:
+            if key == name:
+                return str(value.decode("latin-1"))
+        return None
+
+    def path_parameter(self, name: str) -> str:
+        """A parameter of the route's path."""
+        return str(self._scope["path_params"][name])
+
+    async def read_body(self, limit_bytes: int) -> bytes:
+        """The body, at most `limit_bytes`.
+
+        A longer one is refused by its Content-Length before a byte of it is read, and by counting
+        when it comes in chunks; never more than the limit is held in memory.
+        """
+        declared = self.header(b"content-length")
+        if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
+            raise _too_large(f"{int(declared)} bytes", limit_bytes)
+        parts: list[bytes] = []
+        length = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunk = message.get("body", b"")
+            length += len(chunk)
+            if length > limit_bytes:
+                raise _too_large(f"more than {limit_bytes} bytes", limit_bytes)
+            parts.append(chunk)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    def watch_disconnect(self) -> asyncio.Task[None]:
+        """A task that ends when the client leaves; call after the body is read."""
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._wait_disconnect(), name="disconnect-watch")
+        return self._watch
+
+    async def _wait_disconnect(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    def close(self) -> None:
+        """Stop watching; the request is over."""
+        if self._watch is not None:
+            self._watch.cancel()
+
+    async def start(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
+        """Send status and headers."""
+        self.started = True
+        raw = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers]
+        raw += [(k.encode("latin-1"), v.encode("latin-1")) for k, v in self.extra_headers]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        """Send a part of the body; waits while the client reads slowly."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def send_json(
+        self, status: int, payload: Any, headers: Iterable[tuple[str, str]] = ()
+    ) -> None:
+        """A whole JSON response."""
+        data = json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
+        base = [("content-type", "application/json"), ("content-length", str(len(data)))]
+        await self.start(status, [*base, *headers])
+        await self.write(data, more=False)
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """The response of a refusal."""
+        await self.send_json(refusal.status, refusal.body, refusal.headers)
+
+
+def _too_large(length: str, limit_bytes: int) -> Refusal:
+    return Refusal(
+        RefusalReason.BODY_TOO_LARGE,
+        f"The request body has {length}; this server reads at most {limit_bytes} bytes "
+        "(--max-body-bytes). Send a shorter prompt.",
+    )

@@ -1,0 +1,194 @@
+"""From a parsed request to its events: prompts to jobs, admission before headers, clean-up after.
+
+The order keeps two promises: a refused request gets its own status, since nothing is sent before
+all its sequences are admitted; and a client that leaves, at any time, has its sequences aborted.
+"""
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvscaler.engine.request import EngineRequest
+from kvscaler.protocol.refusals import RefusalReason
+
+from kvscaler_sidecar.engine.job import Admitted, ClientLeft, Event, Job, Mailbox, Rejected
+from kvscaler_sidecar.executors.seam import SamplingParams
+from kvscaler_sidecar.server.errors import Refusal
+from kvscaler_sidecar.server.exchange import ClientGone, Exchange
+
+INLINE_TOKENIZE_CHARACTERS = 2000
+"""Longer texts are tokenized in a thread: the event loop answers probes meanwhile."""
+MAX_SEQUENCES_PER_REQUEST = 128
+
+
+class Submitter(Protocol):
+    """The engine as the HTTP loop uses it."""
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Offer jobs for admission; the answers come to their mailboxes."""
+        ...
+
+    def abort(self, jobs: Sequence[Job]) -> None:
+        """End jobs that nobody waits for; finished ones are left alone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids of one prompt, and its text where the client sent one."""
+
+    token_ids: list[int]
+
+
+async def tokenize(encode: Callable[[str], list[int]], text: str) -> list[int]:
+    """Token ids of `text`, without holding up the event loop."""
+    if len(text) <= INLINE_TOKENIZE_CHARACTERS:
+        return encode(text)
+    return await asyncio.to_thread(encode, text)
+
+
+def check_length(
+    prompt_tokens: int, output_tokens: int | None, max_context_tokens: int, param: str
+) -> int:
+    """Output tokens that the request may make: what it asks for, or what the context leaves.
+
+    Refuses an empty prompt, one that fills the context, and a sum that exceeds it.
+    """
+    if prompt_tokens == 0:
+        raise Refusal(
+            RefusalReason.INVALID_REQUEST,
+            "The prompt is empty: it has no tokens. Send at least one.",
+            param=param,
+        )
+    room = max_context_tokens - prompt_tokens
+    if room < 1:
+        raise Refusal(
+            RefusalReason.CONTEXT_TOO_LONG,
+            f"The prompt has {prompt_tokens} tokens; this model's maximum context length is "
+            f"{max_context_tokens} tokens, with room for at least one output token. "
+            "Send a shorter prompt.",
+            param=param,
+        )
+    if output_tokens is None:
+        return room
+    if output_tokens > room:
+        raise Refusal(
+            RefusalReason.CONTEXT_TOO_LONG,
+            f"The prompt has {prompt_tokens} tokens and {output_tokens} output tokens were asked "
+            f"for: {prompt_tokens + output_tokens} in all. This model's maximum context length is "
+            f"{max_context_tokens} tokens. Ask for at most {room} output tokens, or send a "
+            "shorter prompt.",
+            param="max_tokens",
+        )
+    return output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What all sequences of one HTTP request share."""
+
+    request_id: str
+    prompts: Sequence[list[int]]
+    max_new_tokens: Sequence[int]
+    choices: int
+    sampling: SamplingParams
+    stops: tuple[str, ...]
+    ignore_eos: bool
+    cache_salt: str
+    body_bytes: int
+    arrival_seconds: float
+
+
+def make_jobs(wanted: Wanted, mailbox: Mailbox) -> list[Job]:
+    """One job per prompt and choice; choice i of a seeded request is seeded with seed + i."""
+    total = len(wanted.prompts) * wanted.choices
+    if total > MAX_SEQUENCES_PER_REQUEST:
+        raise Refusal(
+            RefusalReason.INVALID_REQUEST,
+            f"{len(wanted.prompts)} prompts with n={wanted.choices} are {total} sequences; "
+            f"one request may have {MAX_SEQUENCES_PER_REQUEST}.",
+            param="n",
+        )
+    jobs: list[Job] = []
+    pairs = itertools.product(range(len(wanted.prompts)), range(wanted.choices))
+    for index, (prompt, choice) in enumerate(pairs):
+        request = EngineRequest.from_prompt(
+            f"{wanted.request_id}-{index}",
+            wanted.prompts[prompt],
+            wanted.max_new_tokens[prompt],
+            wanted.arrival_seconds,
+        )
+        request.cache_salt = wanted.cache_salt
+        jobs.append(
+            Job(
+                request=request,
+                sampling=wanted.sampling.for_choice(choice),
+                mailbox=mailbox,
+                index=index,
+                stops=wanted.stops,
+                ignore_eos=wanted.ignore_eos,
+                body_bytes=wanted.body_bytes // total,
+            )
+        )
+    return jobs
+
+
+@asynccontextmanager
+async def admitted(
+    engine: Submitter, exchange: Exchange, jobs: Sequence[Job], mailbox: Mailbox
+) -> AsyncIterator[AsyncIterator[tuple[int, Event]]]:
+    """Events of `jobs` after all of them are admitted; whatever is left at the end is aborted.
+
+    Raises `Refusal` when one is refused (the others are aborted), and `ClientGone` when the client
+    leaves, here or from the events.
+    """
+    watch = exchange.watch_disconnect()
+    watch.add_done_callback(
+        lambda task: None if task.cancelled() else mailbox.put(-1, ClientLeft())
+    )
+    engine.submit(jobs)
+    early: list[tuple[int, Event]] = []
+    try:
+        waiting = len(jobs)
+        while waiting:
+            index, event = await mailbox.next()
+            match event:
+                case ClientLeft():
+                    raise ClientGone
+                case Rejected(refusal):
+                    raise refusal
+                case Admitted():
+                    waiting -= 1
+                case _:
+                    early.append((index, event))
+        yield _events(mailbox, early)
+    finally:
+        exchange.close()
+        engine.abort(jobs)
+
+
+async def _events(
+    mailbox: Mailbox, early: list[tuple[int, Event]]
+) -> AsyncIterator[tuple[int, Event]]:
+    for item in early:
+        yield item
+    while True:
+        index, event = await mailbox.next()
+        if isinstance(event, ClientLeft):
+            raise ClientGone
+        yield index, event
+
+
+def new_request_id(prefix: str) -> str:
+    """`cmpl-…` or `chatcmpl-…`, unique."""
+    return f"{prefix}-{os.urandom(12).hex()}"
+
+
+def now() -> float:
+    """The clock that arrivals and latencies are measured with, in seconds."""
+    return time.monotonic()

@@ -1,0 +1,360 @@
+"""The OpenAI API on port 8000: completions, chat completions and models.
+
+Each request goes parse → tokenize → admit → answer. Anything that goes wrong before the answer
+starts is a `Refusal` with its own status; after that the stream is finished, whatever happens to
+the replica.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvscaler.engine.request import FinishReason
+from kvscaler.protocol.drain import DrainPhase
+from kvscaler.protocol.refusals import RefusalReason
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kvscaler_sidecar.drain import Drain
+from kvscaler_sidecar.engine.job import Finished, Mailbox, Produced
+from kvscaler_sidecar.executors.seam import SamplingParams, Tokenizer
+from kvscaler_sidecar.server.errors import Refusal, error_body
+from kvscaler_sidecar.server.exchange import ClientGone, Exchange
+from kvscaler_sidecar.server.format import ChatShape, ChoiceText, CompletionShape, Shape, Usage
+from kvscaler_sidecar.server.generate import (
+    Submitter,
+    Wanted,
+    admitted,
+    check_length,
+    make_jobs,
+    new_request_id,
+    now,
+    tokenize,
+)
+from kvscaler_sidecar.server.schema import (
+    ChatRequest,
+    CompletionRequest,
+    parse_chat,
+    parse_completion,
+)
+
+log = logging.getLogger(__name__)
+
+OWNER = "kvscaler"
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A loaded replica, as the API uses it."""
+
+    engine: Submitter
+    text: Tokenizer
+    max_context_tokens: int
+
+
+class OpenAIServer:
+    """The application. `serving` returns `None` until the model is loaded."""
+
+    def __init__(
+        self,
+        *,
+        served_names: tuple[str, ...],
+        serving: Callable[[], Serving | None],
+        drain: Drain,
+        refused: Callable[[RefusalReason], None],
+        max_body_bytes: int,
+        started_at: float,
+    ) -> None:
+        self._served_names = served_names
+        self._serving = serving
+        self._drain = drain
+        self._refused = refused
+        self._max_body_bytes = max_body_bytes
+        self._started_at = started_at
+
+    def app(self) -> ASGIApp:
+        """The ASGI application."""
+        return Router(
+            routes=[
+                Route("/v1/completions", _Endpoint(self, self._completions), methods=["POST"]),
+                Route("/v1/chat/completions", _Endpoint(self, self._chat), methods=["POST"]),
+                Route("/v1/models", _Endpoint(self, self._models), methods=["GET"]),
+                Route("/v1/models/{name:path}", _Endpoint(self, self._model), methods=["GET"]),
+            ],
+            default=_not_found,
+            redirect_slashes=False,
+        )
+
+    async def handle(self, exchange: Exchange, handler: Callable[[Exchange], Any]) -> None:
+        """Run `handler`; every way that it can end is answered here."""
+        if self._drain.phase is not DrainPhase.SERVING:
+            exchange.extra_headers.append(("connection", "close"))
+        try:
+            await handler(exchange)
+        except Refusal as refusal:
+            self._refused(refusal.reason)
+            log.info("refused", extra={"reason": str(refusal.reason), "why": refusal.message})
+            await exchange.refuse(refusal)
+        except ClientGone:
+            return
+        except Exception:
+            log.exception("request failed")
+            if exchange.started:
+                raise
+            body = error_body(500, "The server failed; its log has the cause.", None, "internal")
+            await exchange.send_json(500, body)
+
+    def _ready(self) -> Serving:
+        """The loaded replica, unless it is not there yet or says goodbye."""
+        if self._drain.phase in (DrainPhase.DRAINING, DrainPhase.EMPTY):
+            raise Refusal(
+                RefusalReason.DRAINING,
+                "This replica is draining and takes no new requests; send it to another one.",
+                retry_after_seconds=1,
+            )
+        serving = self._serving()
+        if serving is None:
+            raise Refusal(
+                RefusalReason.NOT_READY,
+                "The model is still loading; try again shortly.",
+                retry_after_seconds=2,
+            )
+        return serving
+
+    def _check_model(self, name: str) -> None:
+        if name not in self._served_names:
+            raise Refusal(
+                RefusalReason.UNKNOWN_MODEL,
+                f"The model {name!r} is not served here; served: {', '.join(self._served_names)}.",
+                param="model",
+            )
+
+    async def _completions(self, exchange: Exchange) -> None:
+        serving = self._ready()
+        body = await exchange.read_body(self._max_body_bytes)
+        arrival = now()
+        request = parse_completion(body)
+        self._check_model(request.model)
+        prompts: list[list[int]] = []
+        for prompt in request.prompts:
+            if isinstance(prompt, str):
+                prompts.append(await tokenize(serving.text.encode, prompt))
+            else:
+                prompts.append(_checked_ids(prompt, serving.text.vocab_size))
+        if not prompts:
+            check_length(0, None, serving.max_context_tokens, "prompt")
+        limits = [
+            check_length(len(p), request.max_tokens, serving.max_context_tokens, "prompt")
+            for p in prompts
+        ]
+        wanted = Wanted(
+            request_id=new_request_id("cmpl"),
+            prompts=prompts,
+            max_new_tokens=limits,
+            choices=request.n,
+            sampling=_sampling(request, request.logprobs),
+            stops=request.stops,
+            ignore_eos=request.ignore_eos,
+            cache_salt=request.cache_salt,
+            body_bytes=len(body),
+            arrival_seconds=arrival,
+        )
+        shape = CompletionShape(request.logprobs is not None, serving.text.token_text)
+        await self._answer(exchange, serving, request, wanted, shape)
+
+    async def _chat(self, exchange: Exchange) -> None:
+        serving = self._ready()
+        body = await exchange.read_body(self._max_body_bytes)
+        arrival = now()
+        request = parse_chat(body)
+        self._check_model(request.model)
+        messages = [{"role": m.role, "content": m.text} for m in request.messages]
+        text = serving.text.render_chat(messages)
+        prompt = await tokenize(serving.text.encode, text)
+        limit = check_length(
+            len(prompt), request.output_limit, serving.max_context_tokens, "messages"
+        )
+        logprobs = (request.top_logprobs or 0) if request.logprobs else None
+        wanted = Wanted(
+            request_id=new_request_id("chatcmpl"),
+            prompts=[prompt],
+            max_new_tokens=[limit],
+            choices=request.n,
+            sampling=_sampling(request, logprobs),
+            stops=request.stops,
+            ignore_eos=request.ignore_eos,
+            cache_salt=request.cache_salt,
+            body_bytes=len(body),
+            arrival_seconds=arrival,
+        )
+        shape = ChatShape(request.logprobs, serving.text.token_text)
+        await self._answer(exchange, serving, request, wanted, shape)
+
+    async def _answer(
+        self,
+        exchange: Exchange,
+        serving: Serving,
+        request: CompletionRequest | ChatRequest,
+        wanted: Wanted,
+        shape: Shape,
+    ) -> None:
+        mailbox = Mailbox()
+        jobs = make_jobs(wanted, mailbox)
+        envelope = {
+            "id": wanted.request_id,
+            "object": shape.object,
+            "created": int(time.time()),
+            "model": request.model,
+        }
+        async with admitted(serving.engine, exchange, jobs, mailbox) as events:
+            usage = Usage()
+            left = len(jobs)
+            if request.stream:
+                envelope["object"] = shape.chunk_object
+                stream = _Stream(exchange, envelope, request.include_usage)
+                await stream.open([shape.opening(job.index) for job in jobs])
+                async for index, event in events:
+                    if isinstance(event, Produced):
+                        if event.text or event.logprobs is not None:
+                            await stream.send([shape.piece(index, event.text, [event])])
+                    elif isinstance(event, Finished):
+                        left -= 1
+                        usage.add(event, first_choice=index % wanted.choices == 0)
+                        if event.reason is FinishReason.ERROR:
+                            await stream.fail(event.message)
+                            return
+                        await stream.send([shape.ending(index, event.text, event.reason)])
+                        if not left:
+                            break
+                await stream.close(usage)
+                return
+            choices = [ChoiceText() for _ in jobs]
+            async for index, event in events:
+                choice = choices[index]
+                if isinstance(event, Produced):
+                    choice.parts.append(event.text)
+                    if event.logprobs is not None:
+                        choice.tokens.append(event)
+                elif isinstance(event, Finished):
+                    left -= 1
+                    usage.add(event, first_choice=index % wanted.choices == 0)
+                    if event.reason is FinishReason.ERROR:
+                        raise _engine_failed(event.message)
+                    choice.parts.append(event.text)
+                    choice.reason = event.reason
+                    if not left:
+                        break
+            bodies = [shape.choice(index, choice) for index, choice in enumerate(choices)]
+            await exchange.send_json(200, {**envelope, "choices": bodies, "usage": usage.body()})
+
+    async def _models(self, exchange: Exchange) -> None:
+        data = [self._model_body(name) for name in self._served_names]
+        await exchange.send_json(200, {"object": "list", "data": data})
+
+    async def _model(self, exchange: Exchange) -> None:
+        name = exchange.path_parameter("name")
+        self._check_model(name)
+        await exchange.send_json(200, self._model_body(name))
+
+    def _model_body(self, name: str) -> dict[str, Any]:
+        serving = self._serving()
+        body: dict[str, Any] = {
+            "id": name,
+            "object": "model",
+            "created": int(self._started_at),
+            "owned_by": OWNER,
+        }
+        if serving is not None:
+            body["max_model_len"] = serving.max_context_tokens
+        return body
+
+
+class _Stream:
+    """Server-sent events of one response."""
+
+    def __init__(self, exchange: Exchange, envelope: dict[str, Any], usage: bool) -> None:
+        self._exchange = exchange
+        self._envelope = envelope
+        self._usage = usage
+
+    async def open(self, openings: list[dict[str, Any] | None]) -> None:
+        headers = [
+            ("content-type", "text/event-stream; charset=utf-8"),
+            ("cache-control", "no-cache"),
+            ("x-accel-buffering", "no"),
+        ]
+        await self._exchange.start(200, headers)
+        for choice in openings:
+            if choice is not None:
+                await self.send([choice])
+
+    async def send(self, choices: list[dict[str, Any]]) -> None:
+        chunk: dict[str, Any] = {**self._envelope, "choices": choices}
+        if self._usage:
+            chunk["usage"] = None
+        await self._write(chunk)
+
+    async def fail(self, message: str) -> None:
+        """Tell a client that its stream broke; it can't be told by a status any more."""
+        await self._write(error_body(500, message, None, str(RefusalReason.ENGINE_FAILED)))
+        await self._exchange.write(b"", more=False)
+
+    async def close(self, usage: Usage) -> None:
+        if self._usage:
+            await self._write({**self._envelope, "choices": [], "usage": usage.body()})
+        await self._exchange.write(b"data: [DONE]\n\n", more=False)
+
+    async def _write(self, payload: dict[str, Any]) -> None:
+        text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
+        await self._exchange.write(f"data: {text}\n\n".encode())
+
+
+class _Endpoint:
+    """A route's endpoint on bare ASGI: Starlette takes objects that are no functions as such."""
+
+    def __init__(self, server: OpenAIServer, handler: Callable[[Exchange], Any]) -> None:
+        self._server = server
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._server.handle(Exchange(scope, receive, send), self._handler)
+
+
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    exchange = Exchange(scope, receive, send)
+    message = (
+        f"There is no {scope['method']} {scope['path']} here; this server has "
+        "/v1/completions, /v1/chat/completions and /v1/models."
+    )
+    await exchange.send_json(404, error_body(404, message, None, "not_found"))
+
+
+def _checked_ids(token_ids: list[int], vocab_size: int) -> list[int]:
+    for position, token_id in enumerate(token_ids):
+        if token_id >= vocab_size:
+            raise Refusal(
+                RefusalReason.INVALID_REQUEST,
+                f"Token id {token_id} at position {position} is not in the vocabulary of "
+                f"{vocab_size} tokens.",
+                param="prompt",
+            )
+    return token_ids
+
+
+def _sampling(request: CompletionRequest | ChatRequest, logprobs: int | None) -> SamplingParams:
+    return SamplingParams(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        seed=request.seed,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logprobs=logprobs,
+    )
+
+
+def _engine_failed(message: str) -> Refusal:
+    return Refusal(RefusalReason.ENGINE_FAILED, message, retry_after_seconds=5)
