@@ -1,24 +1,30 @@
 """The accelerator that the memory budget is computed for."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from kvscaler_api.base import ApiModel, cel, rules
+from kvscaler_api.base import ApiModel, Rule
 from kvscaler_api.quantities import Quantity
 
 
 class AcceleratorSpec(ApiModel):
     """One accelerator, by its name in the catalogue or by its figures."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            cel("has(self.name) != has(self.memory)", "set exactly one of name and memory"),
-            cel(
-                "!has(self.bandwidth) || has(self.memory)",
-                "bandwidth goes with memory: a named accelerator has its own",
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.name) != has(self.memory)",
+            "set exactly one of name and memory",
+            lambda accelerator: (accelerator.name is None) != (accelerator.memory_bytes is None),
+        ),
+        Rule(
+            "!has(self.bandwidth) || has(self.memory)",
+            "bandwidth goes with memory: a named accelerator has its own",
+            lambda accelerator: (
+                accelerator.bandwidth_bytes_per_second is None
+                or accelerator.memory_bytes is not None
             ),
-        )
+        ),
     )
 
     name: (

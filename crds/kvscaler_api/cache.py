@@ -1,10 +1,11 @@
 """How the engine keeps keys and values."""
 
 from enum import StrEnum
+from typing import Annotated
 
 from pydantic import Field
 
-from kvscaler_api.base import ApiModel, cel, rules
+from kvscaler_api.base import ApiModel, Rule, Ruled
 
 
 class CacheDtype(StrEnum):
@@ -25,6 +26,13 @@ class PrefixCaching(StrEnum):
     DISABLED = "Disabled"
 
 
+_POWER_OF_TWO = Rule(
+    "self in [1, 2, 4, 8, 16, 32, 64, 128, 256]",
+    "must be a power of two up to 256",
+    lambda tokens: tokens & (tokens - 1) == 0,
+)
+
+
 class CacheSpec(ApiModel):
     """The KV cache of each replica."""
 
@@ -35,13 +43,10 @@ class CacheSpec(ApiModel):
             " FP8 and INT8 halve the bytes per token at some cost in quality."
         ),
     )
-    block_tokens: int = Field(
+    block_tokens: Annotated[int, Ruled(_POWER_OF_TWO)] = Field(
         16,
         ge=1,
         le=256,
-        json_schema_extra=rules(
-            cel("self in [1, 2, 4, 8, 16, 32, 64, 128, 256]", "must be a power of two up to 256")
-        ),
         description="Tokens per block, the unit in which memory is given out and counted.",
     )
     prefix_caching: PrefixCaching = Field(

@@ -1,11 +1,11 @@
 """Which engine runs the model, and what it is given to run with."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from kvscaler_api.base import AS_ATOMIC, ApiModel, cel, rules
+from kvscaler_api.base import AS_ATOMIC, ApiModel, Rule
 
 
 class EngineType(StrEnum):
@@ -23,15 +23,16 @@ class EngineType(StrEnum):
 class EngineSpec(ApiModel):
     """The engine in each replica."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            cel(
-                "self.type != 'Kvscaler'"
-                " || (self.tensorParallel == 1 && self.pipelineParallel == 1)",
-                "the engine Kvscaler runs on one accelerator: tensorParallel and pipelineParallel"
-                " must be 1",
-            )
-        )
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.type != 'Kvscaler' || (self.tensorParallel == 1 && self.pipelineParallel == 1)",
+            "the engine Kvscaler runs on one accelerator: tensorParallel and pipelineParallel"
+            " must be 1",
+            lambda engine: (
+                engine.type != EngineType.KVSCALER
+                or engine.tensor_parallel == engine.pipeline_parallel == 1
+            ),
+        ),
     )
 
     type: EngineType = Field(

@@ -1,11 +1,12 @@
 """Which model a service serves, and how its facts are known before a Pod has read its files."""
 
+import re
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from kvscaler_api.base import AS_ATOMIC, AS_SET, ApiModel, cel, rules
+from kvscaler_api.base import AS_ATOMIC, AS_SET, ApiModel, Rule, Ruled
 from kvscaler_api.metadata import SecretReference
 from kvscaler_api.quantities import Quantity
 
@@ -22,22 +23,30 @@ class LayerKind(StrEnum):
 class LayerGroup(ApiModel):
     """Layers that keep the same amount of state for each sequence."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            cel(
-                "!(self.kind in ['Full', 'Sliding']) || (has(self.kvHeads) && has(self.headDim))",
-                "layers of kind Full or Sliding need kvHeads and headDim",
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!(self.kind in ['Full', 'Sliding']) || (has(self.kvHeads) && has(self.headDim))",
+            "layers of kind Full or Sliding need kvHeads and headDim",
+            lambda group: (
+                group.kind not in (LayerKind.FULL, LayerKind.SLIDING)
+                or None not in (group.kv_heads, group.head_dim)
             ),
-            cel(
-                "self.kind != 'Sliding' || has(self.windowTokens)",
-                "layers of kind Sliding need windowTokens",
-            ),
-            cel("self.kind != 'MLA' || has(self.latentDim)", "layers of kind MLA need latentDim"),
-            cel(
-                "self.kind != 'Recurrent' || has(self.state)",
-                "layers of kind Recurrent need state",
-            ),
-        )
+        ),
+        Rule(
+            "self.kind != 'Sliding' || has(self.windowTokens)",
+            "layers of kind Sliding need windowTokens",
+            lambda group: group.kind != LayerKind.SLIDING or group.window_tokens is not None,
+        ),
+        Rule(
+            "self.kind != 'MLA' || has(self.latentDim)",
+            "layers of kind MLA need latentDim",
+            lambda group: group.kind != LayerKind.MLA or group.latent_dim is not None,
+        ),
+        Rule(
+            "self.kind != 'Recurrent' || has(self.state)",
+            "layers of kind Recurrent need state",
+            lambda group: group.kind != LayerKind.RECURRENT or group.state_bytes is not None,
+        ),
     )
 
     kind: LayerKind = Field(
@@ -99,24 +108,28 @@ class ArchitectureSpec(ApiModel):
     )
 
 
+_SOURCE_PATTERN = (
+    "^(hf://[A-Za-z0-9._-]+/[A-Za-z0-9._-]+"
+    "|builtin://[a-z0-9]([a-z0-9._-]*[a-z0-9])?"
+    "|pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/[A-Za-z0-9._-]+)*"
+    "|s3://[a-z0-9][a-z0-9.-]+[a-z0-9](/[A-Za-z0-9._=-]+)*)$"
+)
+_KNOWN_SOURCE = Rule(
+    f"self.matches('{_SOURCE_PATTERN}') && !self.matches('/[.][.]?(/|$)')",
+    "must be hf://owner/name, builtin://name, pvc://claim/path or s3://bucket/path, without . or"
+    " .. as a path segment",
+    lambda uri: (
+        re.fullmatch(_SOURCE_PATTERN, uri) is not None and re.search("/[.][.]?(/|$)", uri) is None
+    ),
+)
+
+
 class ModelSpec(ApiModel):
     """The model and the names under which it answers."""
 
-    uri: str = Field(
+    uri: Annotated[str, Ruled(_KNOWN_SOURCE)] = Field(
         min_length=1,
         max_length=512,
-        json_schema_extra=rules(
-            cel(
-                "self.matches('^(hf://[A-Za-z0-9._-]+/[A-Za-z0-9._-]+"
-                "|builtin://[a-z0-9]([a-z0-9._-]*[a-z0-9])?"
-                "|pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/[A-Za-z0-9._-]+)*"
-                "|s3://[a-z0-9][a-z0-9.-]+[a-z0-9](/[A-Za-z0-9._=-]+)*)$')"
-                " && !self.contains('/../') && !self.endsWith('/..')"
-                " && !self.contains('/./') && !self.endsWith('/.')",
-                "must be hf://owner/name, builtin://name, pvc://claim/path or s3://bucket/path,"
-                " without . or .. as a path segment",
-            )
-        ),
         description=(
             "Where the engine finds the model: hf://owner/name (Hugging Face Hub), builtin://name"
             " (a folder of the engine's image), pvc://claim/path (a PersistentVolumeClaim, mounted"

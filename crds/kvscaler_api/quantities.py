@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, PlainSerializer
 from pydantic_core import CoreSchema, core_schema
 
-from kvscaler_api.base import cel
+from kvscaler_api.base import Rule
 
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
 _DECIMAL = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
@@ -141,10 +141,11 @@ class Quantity:
         }
         if not self.zero:
             result["x-kubernetes-validations"] = [
-                cel(
+                Rule(
                     "type(self) != string || quantity(self).isGreaterThan(quantity('0'))",
                     "must be greater than 0",
-                )
+                    holds=None,  # The core schema's lower bound.
+                ).to_wire()
             ]
         return result
 
@@ -179,11 +180,12 @@ class Duration:
             "pattern": _DURATION_PATTERN,
             "maxLength": 32,
             "x-kubernetes-validations": [
-                cel(
+                Rule(
                     f"duration(self) >= duration('{self.minimum}')"
                     f" && duration(self) <= duration('{self.maximum}')",
                     bounds,
-                )
+                    holds=None,  # The core schema's bounds.
+                ).to_wire()
             ],
         }
 
@@ -212,10 +214,11 @@ class Percent:
         result: dict[str, Any] = {"type": "string", "pattern": _PERCENT_PATTERN, "maxLength": 8}
         if self.positive:
             result["x-kubernetes-validations"] = [
-                cel(
-                    "self.contains('1') || self.matches('[2-9]')",
+                Rule(
+                    "self.matches('[1-9]')",
                     "must be greater than 0%",
-                )
+                    holds=None,  # The core schema's lower bound.
+                ).to_wire()
             ]
         return result
 

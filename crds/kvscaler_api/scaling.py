@@ -1,11 +1,11 @@
 """Who owns the number of replicas, and how it moves."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from kvscaler_api.base import ApiModel, cel, rules
+from kvscaler_api.base import ApiModel, Rule
 from kvscaler_api.quantities import Duration
 
 
@@ -72,13 +72,12 @@ class MissingSignalsSpec(ApiModel):
 class ScalingSpec(ApiModel):
     """Bounds and behaviour of the number of replicas."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            cel(
-                "self.minReplicas <= self.maxReplicas",
-                "minReplicas must not be greater than maxReplicas",
-            )
-        )
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.minReplicas <= self.maxReplicas",
+            "minReplicas must not be greater than maxReplicas",
+            lambda scaling: scaling.min_replicas <= scaling.max_replicas,
+        ),
     )
 
     mode: ScalingMode = Field(

@@ -1,19 +1,20 @@
 """The InferenceService itself: names of the API, its spec as a whole, and how it is read."""
 
-from typing import Annotated, Any, Literal
+import re
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from kvscaler_api.accelerator import AcceleratorSpec
 from kvscaler_api.admission import AdmissionSpec
-from kvscaler_api.base import ApiModel, cel, rules
+from kvscaler_api.base import ApiModel, Rule
 from kvscaler_api.cache import CacheSpec
 from kvscaler_api.engine import EngineSpec
 from kvscaler_api.metadata import MAX_NAME_LENGTH, ObjectMeta
 from kvscaler_api.model import ModelSpec
 from kvscaler_api.objectives import ObjectivesSpec
 from kvscaler_api.optimization import OptimizationSpec
-from kvscaler_api.routing import RoutingSpec
+from kvscaler_api.routing import RoutingMode, RoutingSpec
 from kvscaler_api.scaling import ScalingSpec
 from kvscaler_api.signals import SignalsSpec
 from kvscaler_api.status import InferenceServiceStatus
@@ -29,29 +30,35 @@ SINGULAR = "inferenceservice"
 SHORT_NAME = "kvis"
 CATEGORY = "kvscaler"
 
+_NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+
 
 class InferenceServiceSpec(ApiModel):
     """What a user wants."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            cel(
-                "self.scaling.minReplicas >= 1 || self.routing.mode == 'Router'",
-                "scaling.minReplicas 0 needs routing.mode Router, which holds requests until a"
-                " replica has started",
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.scaling.minReplicas >= 1 || self.routing.mode == 'Router'",
+            "scaling.minReplicas 0 needs routing.mode Router, which holds requests until a"
+            " replica has started",
+            lambda spec: spec.scaling.min_replicas >= 1 or spec.routing.mode == RoutingMode.ROUTER,
+        ),
+        Rule(
+            "!has(self.targetRef) || (!has(self.template) && !has(self.engine.image)"
+            " && size(self.engine.args) == 0)",
+            "targetRef scales what already runs: it excludes template, engine.image and"
+            " engine.args",
+            lambda spec: (
+                spec.target_ref is None
+                or (spec.template is None and spec.engine.image is None and not spec.engine.args)
             ),
-            cel(
-                "!has(self.targetRef) || (!has(self.template) && !has(self.engine.image)"
-                " && size(self.engine.args) == 0)",
-                "targetRef scales what already runs: it excludes template, engine.image and"
-                " engine.args",
-            ),
-            cel(
-                "has(self.targetRef) == has(oldSelf.targetRef)"
-                " && (!has(self.targetRef) || self.targetRef == oldSelf.targetRef)",
-                "targetRef is immutable: make another InferenceService instead",
-            ),
-        )
+        ),
+        Rule(
+            "has(self.targetRef) == has(oldSelf.targetRef)"
+            " && (!has(self.targetRef) || self.targetRef == oldSelf.targetRef)",
+            "targetRef is immutable: make another InferenceService instead",
+            holds=None,
+        ),
     )
 
     replicas: Annotated[int, Field(ge=0, le=10_000)] = Field(
@@ -97,19 +104,19 @@ class InferenceServiceSpec(ApiModel):
 class InferenceService(ApiModel):
     """An LLM service whose replicas and admission limits follow its KV-cache memory."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            cel(
-                f"size(self.metadata.name) <= {MAX_NAME_LENGTH}",
-                f"metadata.name must have at most {MAX_NAME_LENGTH} characters, as names of"
-                " children are made from it",
-            ),
-            cel(
-                "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-                "metadata.name must start with a letter and hold only lower-case letters, digits"
-                " and -, as a Service is named after it",
-            ),
-        )
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"size(self.metadata.name) <= {MAX_NAME_LENGTH}",
+            f"metadata.name must have at most {MAX_NAME_LENGTH} characters, as names of children"
+            " are made from it",
+            lambda service: len(service.metadata.name) <= MAX_NAME_LENGTH,
+        ),
+        Rule(
+            f"self.metadata.name.matches('{_NAME_PATTERN}')",
+            "metadata.name must start with a letter and hold only lower-case letters, digits and"
+            " -, as a Service is named after it",
+            lambda service: re.fullmatch(_NAME_PATTERN, service.metadata.name) is not None,
+        ),
     )
 
     api_version: Literal["kvscaler.io/v1alpha1"] = "kvscaler.io/v1alpha1"

@@ -1,0 +1,105 @@
+"""Start, find and end the processes of a cluster, without process-id files that can go stale.
+
+Each process carries the cluster's state folder in its environment, so that what runs is found by
+looking at /proc: true after a crash, a kill -9 or a reboot, and never somebody else's process.
+"""
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from localcluster.steps import ClusterError, wait_until
+
+MARKER = "KVSCALER_CLUSTER_STATE"
+LOG_TAIL_LINES = 15
+START_TIMEOUT_SECONDS = 10
+
+
+def running(state: Path) -> dict[int, Path]:
+    """Processes marked with `state`, by process id, each with its executable. Zombies left out."""
+    mark = f"{MARKER}={state}".encode()
+    found: dict[int, Path] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        with suppress(OSError):  # it ended meanwhile, or is another user's: not one of ours
+            # A zombie has no environment left, so the first test excludes it.
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                executable = str((entry / "exe").readlink()).removesuffix(" (deleted)")
+                found[int(entry.name)] = Path(executable)
+    return found
+
+
+def find(state: Path, executable: Path) -> int | None:
+    """The process of this cluster that runs `executable`, or None."""
+    real = executable.resolve()
+    return next((pid for pid, path in running(state).items() if path == real), None)
+
+
+def start(
+    state: Path,
+    argv: Sequence[str | Path],
+    log: Path,
+    enter: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Start `argv` detached from this process, appending both outputs to `log`.
+
+    `enter` is a command prefix that moves it into a sandbox. Returns once it runs.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        subprocess.run(
+            # setsid --fork orphans it: its parent becomes the process 1 of its own namespace,
+            # which reaps it.
+            [*enter, "setsid", "--fork", *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd="/",
+            env={"PATH": os.environ["PATH"], **(environment or {}), MARKER: str(state)},
+            check=True,
+        )
+    executable = Path(argv[0])
+    try:
+        wait_until(
+            lambda: find(state, executable) is not None,
+            f"{executable.name} has started",
+            START_TIMEOUT_SECONDS,
+        )
+    except ClusterError as error:
+        raise died(executable, log) from error
+
+
+def died(executable: Path, log: Path) -> ClusterError:
+    """The error for a component that ended by itself, with the last words of its log."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    tail = "\n".join(f"    {line[:300]}" for line in lines[-LOG_TAIL_LINES:])
+    return ClusterError(f"{executable.name} ended by itself; the end of {log}:\n{tail}")
+
+
+def end(state: Path, executable: Path, timeout_seconds: float = 10) -> None:
+    """Ask the cluster's process of `executable` to end, and wait until it has."""
+    pid = find(state, executable)
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    wait_until(
+        lambda: find(state, executable) is None, f"{executable.name} has ended", timeout_seconds
+    )
+
+
+def end_all(state: Path, timeout_seconds: float = 10) -> None:
+    """Kill every process of the cluster and wait until the last one has gone."""
+
+    def all_gone() -> bool:
+        left = running(state)
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not left
+
+    wait_until(all_gone, f"the processes of {state} have ended", timeout_seconds)

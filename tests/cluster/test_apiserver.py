@@ -1,0 +1,37 @@
+"""The API server alone: a real one, that forgets everything when the tests end."""
+
+import pytest
+from localcluster import processes, standalone
+from localcluster.handle import ClusterHandle
+
+pytestmark = pytest.mark.apiserver
+
+
+def test_it_validates_stores_and_returns_objects(apiserver: ClusterHandle) -> None:
+    with apiserver.namespace() as namespace:
+        settings = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "settings", "namespace": namespace},
+            "data": {"colour": "green"},
+        }
+        apiserver.apply(settings)
+        found = apiserver.get("configmap", "settings", "--namespace", namespace)
+        assert found["data"] == {"colour": "green"}
+
+        refused = apiserver.try_kubectl(
+            "create", "configmap", "Not_A_Name", "--namespace", namespace
+        )
+        assert refused.returncode == 1
+        assert "Invalid value" in refused.stderr
+
+
+def test_two_run_side_by_side_and_leave_nothing(apiserver: ClusterHandle) -> None:
+    with standalone.temporary("other") as layout:
+        assert layout.state.exists()
+        assert len(processes.running(layout.state)) == 2
+        assert apiserver.layout is not None
+        assert layout.ports.apiserver != apiserver.layout.ports.apiserver
+    assert processes.running(layout.state) == {}
+    assert not layout.state.exists()
+    assert apiserver.kubectl("get", "--raw", "/readyz") == "ok"

@@ -1,0 +1,46 @@
+"""Fixtures that reach a real API server, shared by every room's tests."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from localcluster import handle, lifecycle, standalone
+from localcluster.handle import ClusterHandle
+from localcluster.layout import DEFAULT_NAME
+
+TREE = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def apiserver() -> Iterator[ClusterHandle]:
+    """etcd and kube-apiserver alone, empty and on ports of their own; needs no root.
+
+    No controller runs: nothing reconciles built-in objects or collects garbage.
+    """
+    with standalone.temporary("tests") as layout:
+        yield handle.local(layout)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[ClusterHandle]:
+    """The local cluster, or the one that KVSCALER_TEST_KUBECONFIG and _CONTEXT name.
+
+    A local cluster that was up already stays up; one brought up for the tests goes with them.
+    """
+    foreign = handle.foreign_from_environment()
+    if foreign is not None:
+        yield foreign
+        return
+    was_up = lifecycle.is_up(TREE, DEFAULT_NAME)
+    layout = lifecycle.up(TREE, DEFAULT_NAME)
+    yield handle.local(layout)
+    if not was_up and os.environ.get("KVSCALER_KEEP_CLUSTER") != "1":
+        lifecycle.down(TREE, DEFAULT_NAME)
+
+
+@pytest.fixture
+def namespace(cluster: ClusterHandle) -> Iterator[str]:
+    """A namespace of the test's own on `cluster`."""
+    with cluster.namespace() as name:
+        yield name

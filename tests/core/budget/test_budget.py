@@ -1,0 +1,117 @@
+"""The budget adds up, agrees with what engines printed, and says what would fit."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kvscaler import hardware
+from kvscaler.budget import (
+    AdmissionPolicy,
+    BudgetUnknown,
+    EngineSettings,
+    UnknownEngine,
+    admission_limits,
+    compute_budget,
+    profile_for,
+)
+from kvscaler.models import catalogue
+from kvscaler.protocol.limits import ChargePolicy
+
+GIB = 1 << 30
+LLAMA = catalogue.find("llama-3.1-8b").architecture
+SMOL = catalogue.find("smollm2-135m").architecture
+H100 = hardware.find("h100")
+
+
+def cpu_budget(memory_bytes, **settings):
+    cpu = hardware.find("cpu").with_memory(memory_bytes)
+    return compute_budget(SMOL, cpu, profile_for("Kvscaler", cpu), EngineSettings(**settings))
+
+
+def test_vllm_on_h100_within_a_percent_of_the_published_start_up_log():
+    # Llama-3.1-8B-Instruct, vLLM 0.11-0.13, utilization 0.9: weights 14.99, activation peak 4.76,
+    # non-torch 0.13, KV 51.38 GiB (llm-d-planner, docs/empirical-vllm-memory-results.md).
+    budget = compute_budget(
+        LLAMA,
+        H100,
+        profile_for("VLLM", H100),
+        EngineSettings(memory_utilization_percent=90, max_context_tokens=16000),
+    )
+    assert budget.kv_bytes / GIB == pytest.approx(51.38, rel=0.01)
+    assert budget.line("activations").bytes / GIB == pytest.approx(4.76, rel=0.01)
+    assert budget.max_sequences == 1024
+
+
+@given(st.integers(1, 64 * GIB), st.integers(1, 100), st.sampled_from(["Kvscaler", "VLLM"]))
+def test_lines_and_pool_never_exceed_what_is_usable(memory_bytes, percent, engine):
+    card = hardware.custom(memory_bytes)
+    budget = compute_budget(
+        SMOL, card, profile_for(engine, card), EngineSettings(memory_utilization_percent=percent)
+    )
+    assert budget.usable_bytes == budget.overhead_bytes + budget.kv_bytes
+    assert budget.pool_bytes <= max(0, budget.kv_bytes) < budget.pool_bytes + budget.block_bytes
+    assert budget.fit.fits == (budget.blocks * budget.block_tokens >= 256)
+    assert all(line.low_bytes <= line.bytes <= line.high_bytes for line in budget.lines)
+
+
+@given(st.integers(2 * GIB, 16 * GIB), st.integers(0, 4 * GIB))
+def test_more_memory_never_means_fewer_blocks(memory_bytes, more_bytes):
+    assert cpu_budget(memory_bytes + more_bytes).blocks >= cpu_budget(memory_bytes).blocks
+
+
+def test_what_does_not_fit_says_by_how_much_and_what_would():
+    budget = cpu_budget(1 * GIB, max_context_tokens=2048)
+    assert not budget.fit.fits
+    assert budget.blocks == 0
+    assert "does not fit by" in budget.fit.message
+    assert "GiB" in budget.fit.message
+    needed = budget.overhead_bytes + 128 * budget.block_bytes
+    assert budget.fit.shortfall_bytes == needed - budget.usable_bytes
+    cured = cpu_budget(-(-needed * 100 // 90) + 1, max_context_tokens=2048)
+    assert cured.fit.fits
+
+
+def test_a_shorter_context_is_named_when_it_would_fit():
+    full = cpu_budget(2 * GIB, max_context_tokens=8192)
+    small_memory = int(1.45 * GIB)
+    tight = cpu_budget(small_memory, max_context_tokens=8192)
+    assert full.fit.fits
+    assert not tight.fit.fits
+    assert f"maxContextTokens {tight.pool_tokens}" in tight.fit.message
+    assert cpu_budget(small_memory, max_context_tokens=tight.pool_tokens).fit.fits
+
+
+def test_without_a_stated_context_the_pool_decides():
+    small = cpu_budget(int(1.45 * GIB))
+    assert small.max_context_tokens == small.pool_tokens < SMOL.max_context_tokens
+    assert cpu_budget(8 * GIB).max_context_tokens == SMOL.max_context_tokens
+
+
+def test_memory_that_nobody_stated_is_an_error_not_zero():
+    cpu = hardware.find("cpu")
+    with pytest.raises(BudgetUnknown, match=r"'cpu' has no memory of its own.*memory limit"):
+        compute_budget(SMOL, cpu, profile_for("Kvscaler", cpu))
+
+
+def test_engines_without_a_profile_are_refused_by_name():
+    with pytest.raises(UnknownEngine, match="'TGI'"):
+        profile_for("TGI", H100)
+
+
+def test_limits_follow_from_the_budget_and_from_calibration():
+    budget = cpu_budget(2 * GIB, max_context_tokens=2048)
+    policy = AdmissionPolicy(charge=ChargePolicy.WORST_CASE, queue_requests=7, max_wait_seconds=3)
+    limits = admission_limits(budget, policy)
+    assert limits.kv_blocks == budget.blocks
+    assert limits.max_request_tokens == 2048
+    assert limits.queue_requests == 7
+    assert limits.watermark_blocks == -(-budget.blocks * 5 // 100)
+    calibrated = admission_limits(budget, policy, calibrated_blocks=50)
+    assert calibrated.kv_blocks == 50
+    assert calibrated.max_request_tokens == 800
+    assert calibrated.max_sequences == 50
+    assert calibrated.content_hash != limits.content_hash
+
+
+def test_no_limits_without_a_block():
+    with pytest.raises(ValueError, match="does not fit"):
+        admission_limits(cpu_budget(1 * GIB), AdmissionPolicy())
