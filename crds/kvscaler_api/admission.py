@@ -35,7 +35,8 @@ class AdmissionSpec(ApiModel):
         AdmissionMode.ENFORCE,
         description=(
             "Enforce queues and refuses what does not fit. Observe only counts what it would"
-            " refuse. Off lets everything through to the engine."
+            ' refuse. Off lets everything through to the engine. Quote "Off": YAML takes a bare'
+            " Off for false."
         ),
     )
     charge: ChargePolicy = Field(

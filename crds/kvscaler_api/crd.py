@@ -119,7 +119,12 @@ def missing_fields(installed: dict[str, Any]) -> tuple[str, ...]:
     if schema is None:
         return (VERSION,)
     there = set(_field_paths(schema.get("openAPIV3Schema") or {}))
-    return tuple(path for path in _field_paths(_object_schema()) if path not in there)
+    return tuple(path for path in field_paths() if path not in there)
+
+
+def field_paths() -> tuple[str, ...]:
+    """Paths of all fields of the API, such as `spec.cache.dtype`; `[]` stands for a list's items."""
+    return tuple(_field_paths(_object_schema()))
 
 
 def _field_paths(schema: Schema, prefix: str = "") -> Iterator[str]:

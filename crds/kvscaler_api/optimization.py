@@ -36,7 +36,7 @@ class OptimizationSpec(ApiModel):
         description=(
             "Off: no advice. Advise: status.recommendations says what would save replicas and how"
             " many. Apply: the ones in allow are applied to one replica first and taken back when"
-            " quality or speed suffers."
+            ' quality or speed suffers. Quote "Off": YAML takes a bare Off for false.'
         ),
     )
     allow: tuple[Optimization, ...] = Field(

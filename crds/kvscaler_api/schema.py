@@ -113,6 +113,10 @@ class _Translator:
             else:
                 raise UntranslatableError(f"{here}: a CRD has no such keyword ({value!r})")
         self._check(result, path)
+        default = result.get("default")
+        if isinstance(default, str | int) and default != "" and "description" in result:
+            # `kubectl explain` shows no defaults of its own.
+            result["description"] += f" Default: {default}."
         return result
 
     def _resolved(
