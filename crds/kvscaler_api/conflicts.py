@@ -29,6 +29,10 @@ OWNED_SETTINGS: dict[str, str] = {
     "KVSCALER_LIMITS": "spec.admission",
     "KVSCALER_ADMIN_KEYS_DIR": "the operator's own value",
     "KVSCALER_DRAIN_TIMEOUT_SECONDS": "spec.scaling.scaleDown.drainTimeout",
+    "KVSCALER_HOST": "the operator's own value",
+    "KVSCALER_HTTP_PORT": "the fixed ports of a replica",
+    "KVSCALER_METRICS_PORT": "the fixed ports of a replica",
+    "KVSCALER_ADMIN_PORT": "the fixed ports of a replica",
 }
 """Environment of the engine's container that the operator sets, and the field that it comes from.
 The flag of each is its name without the prefix, in lower case with dashes."""

@@ -20,7 +20,8 @@ LIVE = frozenset(
         "engine.image",
         "engine.args",
         "engine.memoryUtilizationPercent",
-        "accelerator",
+        "accelerator.name",
+        "accelerator.resourceName",
         "cache.blockTokens",
         "cache.prefixCaching",
         "cache.watermarkPercent",
@@ -35,12 +36,12 @@ LIVE = frozenset(
 
 LIVE_VALUES: dict[str, frozenset[str]] = {
     "engine.type": frozenset({"Kvscaler"}),
-    "cache.dtype": frozenset({"Auto", "Float32", "BFloat16", "Float16"}),
+    "cache.dtype": frozenset({"Auto"}),
     "admission.mode": frozenset({"Enforce"}),
 }
 """Fields that have an effect for some values only."""
 
-LIVE_MODEL_SCHEMES = frozenset({"builtin", "pvc"})
+LIVE_MODEL_SCHEMES = frozenset({"builtin"})
 """Schemes of `model.uri` that an engine can load from."""
 
 
