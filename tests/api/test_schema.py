@@ -22,8 +22,9 @@ def only_property(model: type[BaseModel]) -> dict[str, Any]:
 
 def test_all_three_copies_are_current(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--check"]) == 0, capsys.readouterr().out
-    assert len(outputs(ROOT)) == 3
-    plain, packaged, chart = (path.read_text() for path in outputs(ROOT))
+    assert len(outputs(ROOT)) == 4
+    plain, packaged, chart, page = (path.read_text() for path in outputs(ROOT))
+    assert "| `scaling.scaleDown.stabilizationWindow` | string |" in page
     assert plain == packaged == packaged_text()
     kept = yaml.safe_load(chart)
     assert kept["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
