@@ -140,14 +140,15 @@ class InvalidServiceError(ValueError):
 def read_service(value: dict[str, Any]) -> InferenceService:
     """Read an object as the API server returns it.
 
-    Raises InvalidServiceError with one `path: cause` per fault, for `SpecValid=False/Invalid`: it can
-    only happen to objects stored under an older or a hand-edited CRD.
+    Raises InvalidServiceError with one `path: cause` per fault, for `SpecValid=False/Invalid`: it
+    can only happen to objects stored under an older or a hand-edited CRD. A status that cannot be
+    read (a newer operator wrote it) is taken as empty: everything in it is found again.
     """
     try:
         return InferenceService.from_wire(value)
     except ValidationError as error:
-        faults = "; ".join(
-            f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}"
-            for fault in error.errors(include_url=False, include_context=False)[:8]
-        )
-        raise InvalidServiceError(faults) from error
+        faults = error.errors(include_url=False, include_context=False)
+        if all(fault["loc"][:1] == ("status",) for fault in faults):
+            return read_service({key: part for key, part in value.items() if key != "status"})
+        words = (f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults[:8])
+        raise InvalidServiceError("; ".join(words)) from error

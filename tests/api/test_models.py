@@ -7,6 +7,7 @@ from kvscaler_api.engine import EngineType
 from kvscaler_api.scaling import ScalingMode
 from kvscaler_api.service import InferenceService, InvalidServiceError, read_service
 from kvscaler_api.size import MAX_SPEC_BYTES, size_fault
+from kvscaler_api.status import InferenceServiceStatus
 
 
 def test_fields_are_read_in_their_units(changed: Any) -> None:
@@ -63,6 +64,17 @@ def test_every_fault_is_named_by_path_and_cause(changed: Any) -> None:
 def test_what_is_no_service_at_all_is_refused(value: dict[str, Any]) -> None:
     with pytest.raises(InvalidServiceError, match=r"(metadata|spec)"):
         read_service(value)
+
+
+def test_a_status_that_cannot_be_read_is_taken_as_empty(service: dict[str, Any]) -> None:
+    service["status"] = {"replicas": 2, "model": {"source": "FromTheFuture", "digest": "d"}}
+    assert read_service(service).status == InferenceServiceStatus()
+    service["status"] = {"replicas": 2}
+    assert read_service(service).status.replicas == 2
+    service["status"] = {"replicas": "two"}
+    service["spec"]["scaling"]["maxReplicas"] = 0
+    with pytest.raises(InvalidServiceError, match=r"spec\.scaling\.maxReplicas"):
+        read_service(service)
 
 
 def test_paused_is_read_from_the_annotation(service: dict[str, Any]) -> None:
