@@ -53,6 +53,7 @@ BINARIES = {
         Binary("etcd", "etcd", "go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/server/v3"),
         Binary("coredns", "coredns", ".", "github.com/coredns/coredns"),
         Binary("pause", "pause", "."),
+        Binary("probe", "probe", "."),
         Binary("helm", "helm", "helm.sh/helm/v3/cmd/helm", "helm.sh/helm/v3"),
         Binary("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok", "sigs.k8s.io/kwok"),
         Binary(

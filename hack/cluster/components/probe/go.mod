@@ -1,0 +1,3 @@
+module kvscaler.io/hack/cluster/probe
+
+go 1.26.0
