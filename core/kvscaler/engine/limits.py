@@ -35,3 +35,8 @@ def headroom_blocks(limits: AdmissionLimits, others: int) -> int:
     if others == 0 or limits.charge is ChargePolicy.WORST_CASE:
         return 0
     return limits.watermark_blocks
+
+
+def sequence_limit(limits: AdmissionLimits) -> int:
+    """Most sequences at once: more than `step_tokens` could not all advance in a step."""
+    return min(limits.max_sequences, limits.step_tokens)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from kvscaler.engine import skipping
 from kvscaler.engine.block_pool import BlockPool
-from kvscaler.engine.limits import BlocksOf, headroom_blocks, kv_limit_blocks
+from kvscaler.engine.limits import BlocksOf, headroom_blocks, kv_limit_blocks, sequence_limit
 from kvscaler.engine.prefix_cache import PrefixCache, PrefixHit
 from kvscaler.engine.request import EngineRequest, FinishReason, RequestState
 from kvscaler.engine.step import Chunk, Outcome, StepPlan
@@ -99,7 +99,7 @@ class Scheduler:
         self._accepted[request] = blocks
         insort(self._waiting, entry)
 
-    def abort(self, request: EngineRequest) -> bool:
+    def abort(self, request: EngineRequest, reason: FinishReason = FinishReason.ABORT) -> bool:
         """End a request at any point; false if it is not here (any more).
 
         Its blocks are free on return, or after the commit of the step that is under way.
@@ -107,7 +107,7 @@ class Scheduler:
         if request not in self._entries:
             return False
         in_flight = self._plan is not None and request.state is RequestState.RUNNING
-        self._leave(request, FinishReason.ABORT)
+        self._leave(request, reason)
         if in_flight:
             self._aborted_in_flight.append(request)
         else:
@@ -209,7 +209,7 @@ class Scheduler:
 
     def startable(self) -> PrefixHit | None:
         """The prefix hit with which the first waiting request can start now, else `None`."""
-        if not self._waiting or len(self._running) >= self._limits.max_sequences:
+        if not self._waiting or len(self._running) >= sequence_limit(self._limits):
             return None
         request = self._waiting[0][2]
         hit = self.cache.lookup(request)
