@@ -1,0 +1,277 @@
+"""Executor `Torch`: computes a Llama-type model with plain torch over a paged KV pool.
+
+Every number format, head shape and depth goes through the same few operations; products write
+into reused buffers, residuals are added by the product itself, and only rows that sample reach
+the head. The same code runs on CUDA, where kernels of its own can replace attention later.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from kvscaler.engine.request import EngineRequest
+from kvscaler.engine.step import StepPlan
+from kvscaler.protocol.state import ExecutorReport, StepCosts
+from kvscaler_kernels.block_copy import copy_blocks
+from kvscaler_kernels.kv_write import write_kv
+from kvscaler_kernels.paged_attention import decode_attention, gather_blocks, prefill_attention
+from torch.nn.functional import rms_norm
+
+from kvscaler_sidecar.executors.dtype import ComputeDtype
+from kvscaler_sidecar.executors.layout import StepLayout, lay_out
+from kvscaler_sidecar.executors.seam import SampledToken, SamplingParams
+from kvscaler_sidecar.executors.step_costs import measure_step_costs
+from kvscaler_sidecar.executors.workspace import Workspace
+from kvscaler_sidecar.sampling import SamplingRow, sample, seed_of
+from kvscaler_sidecar.weights.llama import LlamaLayer, LlamaWeights, load_llama
+from kvscaler_sidecar.weights.llama_config import LlamaConfig
+
+BUCKET_BYTES = 4 << 20
+"""Gathered keys and values of one call of attention: about a core's share of cache, so that
+attention finds in the cache what was just gathered."""
+
+
+class ExecutorError(Exception):
+    """The executor can't do what was asked; the words name what, why and the next step."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchSettings:
+    """What a Torch executor is built for; all of it enters the budget."""
+
+    block_tokens: int
+    step_tokens: int
+    max_sequences: int
+    max_context_tokens: int
+    compute: ComputeDtype
+    device: str = "cpu"
+
+
+class Torch:
+    """Runs steps; see `seam.Executor`. Make it with `load`, then call `allocate` once."""
+
+    def __init__(self, config: LlamaConfig, weights: LlamaWeights, settings: TorchSettings) -> None:
+        self.config = config
+        self.settings = settings
+        self.block_tokens = settings.block_tokens
+        self._weights = weights
+        self._dtype = settings.compute.dtype
+        self._pool: list[torch.Tensor] = []
+        self._rows: dict[str, SamplingRow] = {}
+        block = settings.block_tokens * 2 * config.kv_heads * config.head_dim
+        element = self._dtype.itemsize
+        longest = -(-settings.max_context_tokens // settings.block_tokens)
+        self._bucket_blocks = max(1, BUCKET_BYTES // (block * element))
+        self.block_bytes = block * element * config.layers
+        self._workspace = Workspace.make(
+            config,
+            step_tokens=settings.step_tokens,
+            max_sequences=settings.max_sequences,
+            max_context_tokens=settings.max_context_tokens,
+            gathered_elements=max(self._bucket_blocks, longest) * block,
+            dtype=self._dtype,
+            device=settings.device,
+        )
+        self.report = ExecutorReport(
+            type="Torch",
+            device=settings.device,
+            compute_dtype=settings.compute.name,
+            kv_dtype=settings.compute.name,
+            threads=torch.get_num_threads(),
+            reason=settings.compute.reason,
+        )
+
+    @classmethod
+    def load(cls, folder: Path, settings: TorchSettings) -> "Torch":
+        """An executor of the model in `folder` (a Hugging Face folder with safetensors).
+
+        Raises:
+            ModelNotUnderstood: `config.json` asks for something that is not computed here.
+            WeightsError: weight files are missing, damaged or of another shape.
+        """
+        config = LlamaConfig.read(folder)
+        return cls(
+            config,
+            load_llama(folder, config, settings.compute.dtype, settings.device),
+            settings,
+        )
+
+    @property
+    def kv_blocks(self) -> int:
+        """Blocks of the pool; 0 before `allocate`."""
+        return self._pool[0].shape[0] if self._pool else 0
+
+    @property
+    def pool_bytes(self) -> int:
+        """Counted from the pool's tensors."""
+        return sum(layer.nbytes for layer in self._pool)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Counted from the loaded tensors."""
+        return self._weights.nbytes
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Counted from the buffers that every step reuses."""
+        return self._workspace.nbytes
+
+    def allocate(self, num_blocks: int) -> None:
+        """Make the pool and write zeros to all of it, so that its memory is really there.
+
+        Zeros also make every block finite, on which masked attention relies.
+
+        Raises:
+            ExecutorError: there is a pool already, or no block was asked for.
+        """
+        if self._pool or num_blocks < 1:
+            raise ExecutorError(
+                f"can't allocate {num_blocks} blocks: at least one is needed, and a pool is made "
+                f"once (this executor has {self.kv_blocks} blocks)"
+            )
+        config = self.config
+        shape = (num_blocks, self.block_tokens, 2, config.kv_heads, config.head_dim)
+        for _ in range(config.layers):
+            layer = torch.empty(shape, dtype=self._dtype, device=self.settings.device)
+            self._pool.append(layer.zero_())
+
+    def add(self, request: EngineRequest, params: SamplingParams) -> None:
+        """Learn how to sample a request."""
+        self._rows[request.request_id] = SamplingRow(params, seed_of(params))
+
+    def remove(self, request: EngineRequest) -> None:
+        """Forget a request; unknown ones are ignored."""
+        self._rows.pop(request.request_id, None)
+
+    def execute(self, plan: StepPlan) -> list[SampledToken]:
+        """Compute a step: one token per sampling chunk, in the order of the chunks.
+
+        Raises:
+            ExecutorError: the plan exceeds what was allocated, or samples an unknown request.
+        """
+        self._check(plan)
+        with torch.inference_mode():
+            copy_blocks(
+                self._pool, [c.source for c in plan.copies], [c.target for c in plan.copies]
+            )
+            if not plan.chunks:
+                return []
+            layout = self._lay_out(plan)
+            hidden = self._forward(layout)
+            tokens: list[SampledToken] = []
+            rows = [self._row(chunk.request) for chunk in layout.sampled]
+            height = self._workspace.logits.shape[0]
+            for first in range(0, len(rows), height):
+                part = slice(first, first + height)
+                logits = self._logits(hidden, layout.sampled_rows[part])
+                tokens += sample(logits, rows[part])
+            return tokens
+
+    def logits(self, plan: StepPlan) -> torch.Tensor:
+        """Compute a step and return fp32 logits `[sampling chunks, vocabulary]`, unsampled."""
+        self._check(plan)
+        with torch.inference_mode():
+            layout = self._lay_out(plan)
+            return self._logits(self._forward(layout), layout.sampled_rows).clone()
+
+    def measure(self) -> StepCosts:
+        """Time a few steps on the allocated, still unused pool."""
+        return measure_step_costs(self)
+
+    def _check(self, plan: StepPlan) -> None:
+        rows = sum(chunk.length for chunk in plan.chunks)
+        if rows > self.settings.step_tokens:
+            raise ExecutorError(
+                f"a step of {rows} tokens exceeds the {self.settings.step_tokens} that buffers "
+                "were made for; lower the scheduler's step tokens"
+            )
+        for chunk in plan.chunks:
+            end = chunk.start + chunk.length
+            if end > self.settings.max_context_tokens:
+                raise ExecutorError(
+                    f"request {chunk.request.request_id}: {end} tokens exceed the context of "
+                    f"{self.settings.max_context_tokens}; refuse it at admission"
+                )
+            if end > len(chunk.request.block_table) * self.block_tokens:
+                raise ExecutorError(
+                    f"request {chunk.request.request_id}: no block for token {end - 1}; the "
+                    "scheduler must append blocks before it plans the chunk"
+                )
+
+    def _row(self, request: EngineRequest) -> SamplingRow:
+        row = self._rows.get(request.request_id)
+        if row is None:
+            raise ExecutorError(
+                f"request {request.request_id} samples but is unknown here; call add() first"
+            )
+        row.generated = request.token_ids[request.prompt_tokens :]
+        return row
+
+    def _lay_out(self, plan: StepPlan) -> StepLayout:
+        return lay_out(
+            plan, self.block_tokens, self._bucket_blocks, self._dtype, self.settings.device
+        )
+
+    def _forward(self, layout: StepLayout) -> torch.Tensor:
+        """Hidden states `[rows, hidden]` after the last layer, before the final norm."""
+        space, config, rows = self._workspace, self.config, layout.rows
+        hidden, inner = space.hidden[:rows], space.inner[:rows]
+        gate_up, attention = space.gate_up[:rows], space.attention[:rows]
+        gate, up = gate_up[:, : config.intermediate_size], gate_up[:, config.intermediate_size :]
+        torch.index_select(self._weights.embedding, 0, layout.token_ids, out=hidden)
+        torch.index_select(space.rotations, 0, layout.positions, out=space.rotation[:rows])
+        for layer, pool in zip(self._weights.layers, self._pool, strict=True):
+            self._attend(layer, pool, layout)
+            hidden.addmm_(attention, layer.output.t())
+            torch.mm(self._norm(hidden, layer.mlp_norm), layer.gate_up.t(), out=gate_up)
+            torch.ops.aten.silu.out(gate, out=inner)
+            inner.mul_(up)
+            hidden.addmm_(inner, layer.down.t())
+        return hidden
+
+    def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rms_norm(hidden, weight.shape, weight, self.config.norm_epsilon)
+
+    def _attend(self, layer: LlamaLayer, pool: torch.Tensor, layout: StepLayout) -> None:
+        """Fill `workspace.attention` and the step's slots of the layer's pool."""
+        space, config, rows = self._workspace, self.config, layout.rows
+        group = config.attention_heads // config.kv_heads
+        q_width = config.attention_heads * config.head_dim
+        qkv = space.qkv[:rows]
+        hidden = self._norm(space.hidden[:rows], layer.attention_norm)
+        torch.mm(hidden, layer.qkv.t(), out=qkv)
+        self._rotate(qkv[:, : q_width + config.kv_heads * config.head_dim])
+        write_kv(pool, layout.slots, qkv[:, q_width:])
+        heads = (rows, config.kv_heads, group, config.head_dim)
+        query = qkv[:, :q_width].view(heads)
+        target = space.attention[:rows].view(heads)
+        for bucket in layout.buckets:
+            part = slice(bucket.first, bucket.first + bucket.count)
+            gathered = gather_blocks(pool, bucket.table, space.gathered)
+            context = gathered.view(bucket.count, -1, *gathered.shape[1:])[:, : bucket.tokens]
+            target[part] = decode_attention(query[part], context, bucket.mask)
+        for run in layout.prefills:
+            part = slice(run.first, run.first + run.length)
+            context = gather_blocks(pool, run.table, space.gathered)
+            out = prefill_attention(query[part], context, run.start, space.causal)
+            target[part] = out.permute(2, 0, 1, 3)
+
+    def _rotate(self, heads: torch.Tensor) -> None:
+        """Rotary embedding in place: neighbours of a row are one complex number."""
+        rows, width = heads.shape
+        pairs = self.config.head_dim // 2
+        rotation = self._workspace.rotation[:rows, None]
+        exact = heads if heads.dtype == torch.float32 else self._workspace.rotated[:rows]
+        if exact is not heads:
+            exact.copy_(heads)
+        shape = (rows, width // self.config.head_dim, pairs, 2)
+        torch.view_as_complex(exact.view(shape)).mul_(rotation)
+        if exact is not heads:
+            heads.copy_(exact)
+
+    def _logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        last = self._norm(hidden.index_select(0, rows), self._weights.norm)
+        logits = self._workspace.logits[: rows.shape[0]]
+        if logits.shape[0] < rows.shape[0]:
+            logits = torch.empty(rows.shape[0], self.config.vocab_size, dtype=self._dtype)
+        return torch.mm(last, self._weights.head.t(), out=logits).float()

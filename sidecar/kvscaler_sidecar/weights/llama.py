@@ -1,0 +1,160 @@
+"""Llama-type weights from a Hugging Face folder, laid out as the executor wants to read them.
+
+Matrices that meet the same input are one matrix (q, k, v; gate and up), so that a step makes four
+products a layer. Rows of q and k heads are reordered so that the two numbers which rotary
+embedding turns together are neighbours: a rotation is then one complex multiplication, and
+attention does not notice, because q and k are reordered alike.
+
+Each tensor is converted straight from the mapped file into its final place: beside the weights
+themselves, loading needs one tensor's worth of memory.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from kvscaler_sidecar.weights.llama_config import LlamaConfig
+
+
+class WeightsError(Exception):
+    """Weight files are missing, damaged or of another shape; the words name file and tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaLayer:
+    """One layer. `h` hidden, `q` query heads x head_dim, `k` KV heads x head_dim, `i` inner."""
+
+    attention_norm: torch.Tensor  # [h]
+    qkv: torch.Tensor  # [q + 2k, h]
+    output: torch.Tensor  # [h, q]
+    mlp_norm: torch.Tensor  # [h]
+    gate_up: torch.Tensor  # [2i, h]
+    down: torch.Tensor  # [h, i]
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaWeights:
+    """All weights, in the compute dtype. With tied embeddings `head` *is* `embedding`."""
+
+    embedding: torch.Tensor  # [vocabulary, h]
+    layers: tuple[LlamaLayer, ...]
+    norm: torch.Tensor  # [h]
+    head: torch.Tensor  # [vocabulary, h]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes counted from the tensors, a shared one once."""
+        tensors = [self.embedding, self.norm, self.head]
+        tensors += [getattr(layer, f.name) for layer in self.layers for f in fields(layer)]
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+        return sum(storages.values())
+
+
+def load_llama(
+    folder: Path, config: LlamaConfig, dtype: torch.dtype, device: str = "cpu"
+) -> LlamaWeights:
+    """Read `model.safetensors`, or the files of `model.safetensors.index.json`, from `folder`.
+
+    Raises:
+        WeightsError: a file or tensor is missing, damaged or of an unexpected shape.
+    """
+    with _open_files(folder) as files:
+        source = _Source(folder, files, dtype, device)
+        hidden, inner, vocabulary = (
+            config.hidden_size,
+            config.intermediate_size,
+            config.vocab_size,
+        )
+        q_width = config.attention_heads * config.head_dim
+        kv_width = config.kv_heads * config.head_dim
+        layers = []
+        for number in range(config.layers):
+            name = f"model.layers.{number}"
+            qkv = source.empty(q_width + 2 * kv_width, hidden)
+            query, key, value = torch.split(qkv, [q_width, kv_width, kv_width])
+            source.copy(f"{name}.self_attn.q_proj.weight", query, config.head_dim)
+            source.copy(f"{name}.self_attn.k_proj.weight", key, config.head_dim)
+            source.copy(f"{name}.self_attn.v_proj.weight", value)
+            gate_up = source.empty(2 * inner, hidden)
+            source.copy(f"{name}.mlp.gate_proj.weight", gate_up[:inner])
+            source.copy(f"{name}.mlp.up_proj.weight", gate_up[inner:])
+            layers.append(
+                LlamaLayer(
+                    attention_norm=source.read(f"{name}.input_layernorm.weight", hidden),
+                    qkv=qkv,
+                    output=source.read(f"{name}.self_attn.o_proj.weight", hidden, q_width),
+                    mlp_norm=source.read(f"{name}.post_attention_layernorm.weight", hidden),
+                    gate_up=gate_up,
+                    down=source.read(f"{name}.mlp.down_proj.weight", hidden, inner),
+                )
+            )
+        embedding = source.read("model.embed_tokens.weight", vocabulary, hidden)
+        norm = source.read("model.norm.weight", hidden)
+        head = embedding
+        if not config.tied_embeddings:
+            head = source.read("lm_head.weight", vocabulary, hidden)
+        return LlamaWeights(embedding, tuple(layers), norm, head)
+
+
+def rotary_order(head_dim: int) -> torch.Tensor:
+    """Row order within a head that puts rotated pairs side by side: 0, d/2, 1, d/2 + 1, …"""
+    return torch.arange(head_dim).view(2, head_dim // 2).t().reshape(-1)
+
+
+@contextmanager
+def _open_files(folder: Path) -> Iterator[dict[str, Any]]:
+    """Each tensor's name with the open (mapped) file that holds it."""
+    index = folder / "model.safetensors.index.json"
+    paths = [folder / "model.safetensors"]
+    with ExitStack() as stack:
+        try:
+            if not paths[0].is_file() and index.is_file():
+                names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+                paths = [folder / name for name in sorted(set(names))]
+            files: dict[str, Any] = {}
+            for path in paths:
+                file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+                files.update(dict.fromkeys(file.keys(), file))
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            raise WeightsError(
+                f"weights in {folder} can't be read: {error}; the folder needs a complete "
+                "model.safetensors, or model.safetensors.index.json and all files that it names"
+            ) from error
+        yield files
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    folder: Path
+    files: dict[str, Any]
+    dtype: torch.dtype
+    device: str
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def read(self, name: str, *shape: int) -> torch.Tensor:
+        target = self.empty(*shape)
+        self.copy(name, target)
+        return target
+
+    def copy(self, name: str, target: torch.Tensor, rotated_head_dim: int | None = None) -> None:
+        file = self.files.get(name)
+        if file is None:
+            raise WeightsError(f"weights in {self.folder} have no tensor {name}")
+        tensor: torch.Tensor = file.get_tensor(name)
+        if tensor.shape != target.shape:
+            raise WeightsError(
+                f"weights in {self.folder}: {name} is {list(tensor.shape)}, but config.json "
+                f"says {list(target.shape)}"
+            )
+        if rotated_head_dim is not None:
+            heads = tensor.view(-1, rotated_head_dim, tensor.shape[-1])
+            tensor = heads[:, rotary_order(rotated_head_dim)].view_as(tensor)
+        target.copy_(tensor)
