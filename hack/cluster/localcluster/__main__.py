@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from localcluster import build, debian, images, lifecycle, packages, standalone
+from localcluster import build, debian, fakes, images, lifecycle, packages, standalone
 from localcluster.layout import DEFAULT_NAME, Layout, kubeconfig_path
 from localcluster.steps import ClusterError, say
 
@@ -21,13 +21,15 @@ def _up(arguments: argparse.Namespace) -> None:
 
 
 def _down(arguments: argparse.Namespace) -> None:
-    if not standalone.down(TREE, arguments.name):
+    if arguments.all:
+        lifecycle.down_all()
+    elif not standalone.down(TREE, arguments.name):
         lifecycle.down(TREE, arguments.name, arguments.wipe)
 
 
 def _status(arguments: argparse.Namespace) -> None:
     if arguments.json:
-        print(lifecycle.record_json(_running(arguments)))
+        print(lifecycle.describe(_running(arguments)))
     else:
         print(lifecycle.status())
 
@@ -77,6 +79,11 @@ def _import_image(arguments: argparse.Namespace) -> None:
             print(reference)
 
 
+def _fake_nodes(arguments: argparse.Namespace) -> None:
+    alone = standalone.find(TREE, arguments.name)
+    fakes.set_nodes(alone or _running(arguments), arguments.count)
+
+
 def _running(arguments: argparse.Namespace) -> Layout:
     return lifecycle.find_running(TREE, arguments.name)
 
@@ -98,14 +105,19 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("--only", choices=["control-plane"], help="no node: no root needed")
     added = command("down", _down, "Stop a cluster and leave nothing of it.")
     added.add_argument("--wipe", action="store_true", help="remove its image store, too")
+    added.add_argument("--all", action="store_true", help="every cluster of this machine")
     added = command("status", _status, "What runs on this machine.")
-    added.add_argument("--json", action="store_true", help="this cluster's addresses, for scripts")
+    added.add_argument(
+        "--json", action="store_true", help="this cluster's addresses and images, for scripts"
+    )
     added = command("build", _build, "Build binaries (without arguments: a node's).", named=False)
     added.add_argument("binary", nargs="*", help=f"of {', '.join(build.BINARIES)}")
     added = command("binary", _binary, "Print a binary's path; build it if missing.", named=False)
     added.add_argument("binary", help=f"{', '.join(build.BINARIES)} or {debian.PROMETHEUS_2}")
     added = command("import-image", _import_image, "Import image archives (tar files).")
     added.add_argument("archive", nargs="+", type=Path)
+    added = command("fake-nodes", _fake_nodes, "Have COUNT nodes that only pretend (kwok).")
+    added.add_argument("count", type=int)
     for name, function in (("kubectl", _kubectl), ("helm", _helm)):
         added = command(name, function, f"{name} on the cluster $KVSCALER_CLUSTER.", named=False)
         added.add_argument("rest", nargs=argparse.REMAINDER)

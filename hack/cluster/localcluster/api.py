@@ -61,3 +61,9 @@ class Api:
         status, body = self.request("PATCH", f"{collection}/{name}?{query}", manifest)
         if status >= http.HTTPStatus.BAD_REQUEST:
             raise ClusterError(f"{manifest['kind']} {name} was not accepted: {body.decode()}")
+
+    def delete(self, path: str) -> None:
+        """Delete the object at `path`; fine when it is not there."""
+        status, body = self.request("DELETE", path)
+        if status >= http.HTTPStatus.BAD_REQUEST and status != http.HTTPStatus.NOT_FOUND:
+            raise ClusterError(f"{path} was not deleted: {body.decode()}")

@@ -83,6 +83,15 @@ def down(tree: Path, name: str, wipe: bool = False) -> None:
                 shutil.rmtree(layout.image_store, ignore_errors=True)
 
 
+def down_all() -> None:
+    """Stop every cluster with a node on this machine, whichever working tree it belongs to."""
+    preflight.require_root()
+    with slots.machine_lock():
+        for layout in slots.taken():
+            with step(f"cluster {layout.name!r} of {layout.kubeconfig} down"):
+                _remove(layout)
+
+
 def _remove(layout: Layout) -> None:
     sandbox.destroy(layout)
     cgroups.remove(layout.identity)
@@ -136,9 +145,9 @@ def status() -> str:
     return "\n".join(lines) or "no cluster runs on this machine"
 
 
-def record(layout: Layout) -> dict[str, object]:
+def describe(layout: Layout) -> str:
     """What scripts need of a running cluster, as one JSON object."""
-    return {
+    facts = {
         "name": layout.name,
         "context": layout.context,
         "kubeconfig": str(layout.kubeconfig),
@@ -148,8 +157,6 @@ def record(layout: Layout) -> dict[str, object]:
         "nodeAddress": str(layout.node_address),
         "podRange": str(layout.pod_range),
         "serviceRange": str(layout.service_range),
+        "images": sorted(name for name in images.present(layout) if ":" in name),
     }
-
-
-def record_json(layout: Layout) -> str:
-    return json.dumps(record(layout), indent=1)
+    return json.dumps(facts, indent=1)

@@ -90,4 +90,7 @@ def _load_module(name: str) -> None:
 
 def _failure_of(command: list[str]) -> str | None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return None if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
+    if done.returncode == 0:
+        return None
+    first_line, _, _ = done.stderr.strip().partition("\n")
+    return first_line or f"exit code {done.returncode}"

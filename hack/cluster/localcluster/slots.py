@@ -12,7 +12,7 @@ from pathlib import Path
 
 from localcluster import build, sandbox
 from localcluster.layout import SLOT_STATE_ROOT, SLOTS, Layout, with_node
-from localcluster.steps import ClusterError, say
+from localcluster.steps import ClusterError, cache_dir, say
 
 RECORD = "cluster.json"
 
@@ -48,10 +48,11 @@ def find(kubeconfig: Path) -> Layout | None:
 def take(name: str, kubeconfig: Path) -> Layout:
     """Give the cluster the lowest free slot whose address ranges this machine does not use."""
     used = {layout.slot for layout in taken()}
+    free = [slot for slot in range(SLOTS) if slot not in used]
+    # The slot that this cluster had last, if it can have it again: its images are there.
+    free.sort(key=lambda slot: (_last_owner(slot) != str(kubeconfig), slot))
     reasons = []
-    for slot in range(SLOTS):
-        if slot in used:
-            continue
+    for slot in free:
         layout = with_node(name, slot, kubeconfig)
         sandbox.destroy(layout)  # a slot without a record may still hold a crashed cluster's rest
         if (clash := sandbox.range_in_use(layout)) is not None:
@@ -61,9 +62,19 @@ def take(name: str, kubeconfig: Path) -> Layout:
         layout.state.mkdir(parents=True)
         owner = {"name": name, "kubeconfig": str(kubeconfig), "versions": versions()}
         (layout.state / RECORD).write_text(json.dumps(owner))
+        _owner_file(slot).parent.mkdir(parents=True, exist_ok=True)
+        _owner_file(slot).write_text(str(kubeconfig))
         return layout
     detail = "; ".join(reasons) or "stop one with hack/cluster/down"
     raise ClusterError(f"no free slot for a cluster among {SLOTS}: {detail}")
+
+
+def _owner_file(slot: int) -> Path:
+    return cache_dir() / "image-store" / f"{slot}.owner"
+
+
+def _last_owner(slot: int) -> str | None:
+    return _owner_file(slot).read_text() if _owner_file(slot).exists() else None
 
 
 def is_current(layout: Layout) -> bool:
