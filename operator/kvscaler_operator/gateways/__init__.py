@@ -1,0 +1,1 @@
+"""The only modules that talk to something outside the process: API server, Prometheus, sidecars."""

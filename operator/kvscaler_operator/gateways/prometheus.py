@@ -1,0 +1,243 @@
+"""Prometheus, through `prometheus-api-client`, which blocks, waits without end and retries.
+
+So: a small private thread pool, a deadline in the thread and another outside it, no retries, no
+redirects, a bounded answer, and a breaker that also opens when all threads are stuck (a thread in a
+socket call can't be cancelled). One pass makes a fixed set of queries for *all* services.
+Queries group by the target labels `namespace` and `pod` alone, and take the maximum, so that a
+Pod scraped twice is not counted twice, and a label that a Pod exports steers nothing.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import requests
+from kvscaler.protocol import metrics as names
+from kvscaler.protocol.metrics import STATE_METRICS, MetricKind
+from prometheus_api_client import PrometheusApiClientException, PrometheusConnect
+from urllib3.util.retry import Retry
+
+from kvscaler_operator.gateways.breaker import Breaker
+
+THREADS = 4
+CONNECT_SECONDS = 2.0
+QUERY_SECONDS = 4.0
+MAX_ANSWER_BYTES = 64 << 20
+CHUNK_BYTES = 1 << 16
+NAMES_PER_QUERY = 25
+SCRAPE_TIME = "scrape_time"
+DOWN = "down"
+Labels = Mapping[str, str]
+
+
+class PrometheusError(Exception):
+    """A pass over Prometheus failed: nothing of it may be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrometheusServer:
+    """One configured server. Files are read for every pass, since their contents rotate."""
+
+    name: str
+    url: str
+    bearer_token_file: Path | None = None
+    ca_file: Path | None = None
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+    headers: Mapping[str, str] | None = None
+    """More headers, such as the tenant of a multi-tenant front."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One sample of a query's answer; `value` is still text, `NaN` and `+Inf` included."""
+
+    query: str
+    labels: Labels
+    value: str
+
+
+def queries(namespaces: Sequence[str] = ()) -> dict[str, str]:
+    """The fixed set of queries by name, for all services at once."""
+    scope = ""
+    if namespaces:
+        pattern = "|".join(re.escape(namespace) for namespace in sorted(namespaces))
+        scope = f'namespace=~"{_quoted(pattern)}"'
+    braces = f"{{{scope}}}" if scope else ""
+    plain = [m.name for m in STATE_METRICS if _is_plain(m)]
+    result: dict[str, str] = {}
+    for index in range(0, len(plain), NAMES_PER_QUERY):
+        part = _any_of(plain[index : index + NAMES_PER_QUERY], scope)
+        result[f"numbers-{index // NAMES_PER_QUERY}"] = (
+            f"max by (__name__, namespace, pod) ({part})"
+        )
+    histograms = sorted({m.name for m in STATE_METRICS if m.kind is MetricKind.HISTOGRAM})
+    buckets = _any_of([f"{name}_bucket" for name in histograms], scope)
+    sums = _any_of([f"{name}_sum" for name in histograms], scope)
+    result["buckets"] = f"max by (__name__, namespace, pod, le) ({buckets})"
+    result["sums"] = f"max by (__name__, namespace, pod) ({sums})"
+
+    def grouped(metric: str, *labels: str) -> str:
+        return f"max by ({', '.join(('namespace', 'pod', *labels))}) ({metric}{braces})"
+
+    result["blocks"] = grouped(names.KV_BLOCKS, "state")
+    result["refused"] = grouped(names.REQUESTS_REFUSED, "reason")
+    result["limits"] = grouped(
+        names.LIMITS_INFO, "hash", "own_hash", "requested_hash", "charge", "mode"
+    )
+    executor = ("type", "device", "compute_dtype", "kv_dtype", "time_scale")
+    result["executor"] = grouped(names.EXECUTOR_INFO, *executor)
+    result["model"] = grouped(names.MODEL_INFO, "uri", "digest", "served_names")
+    result["drain"] = f"{grouped(names.DRAIN_PHASE, 'phase')} == 1"
+    stamp = f"timestamp({names.READY}{braces})"
+    result[SCRAPE_TIME] = f"max by (namespace, pod) ({stamp})"
+    pods = 'pod!=""' + (f", {scope}" if scope else "")
+    result[DOWN] = f"max by (namespace, pod) (up{{{pods}}} == 0)"
+    return result
+
+
+def _is_plain(metric: names.StateMetric) -> bool:
+    return (
+        metric.kind is not MetricKind.HISTOGRAM and metric.key_label is None and not metric.labels
+    )
+
+
+def _any_of(wanted: Sequence[str], scope: str) -> str:
+    pattern = "|".join(re.escape(name) for name in wanted)
+    return f'{{__name__=~"{_quoted(pattern)}"{", " + scope if scope else ""}}}'
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+class PrometheusGateway:
+    """Passes over one server."""
+
+    def __init__(
+        self,
+        server: PrometheusServer,
+        namespaces: Sequence[str] = (),
+        *,
+        query_seconds: float = QUERY_SECONDS,
+        breaker: Breaker | None = None,
+    ) -> None:
+        self._server = server
+        self._queries = queries(namespaces)
+        self._seconds = query_seconds
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix=f"prometheus-{server.name}")
+        self._outstanding: set[Future[Any]] = set()
+        self.breaker = breaker or Breaker()
+
+    def close(self) -> None:
+        """Take no more queries; threads that are stuck end with the process."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def read_all(self) -> list[Series]:
+        """All series of one pass; raises `PrometheusError` when any query fails."""
+        if not self.breaker.allows():
+            raise PrometheusError(f"{self._what}: not asked, as it failed before (breaker is open)")
+        try:
+            self._outstanding = {f for f in self._outstanding if not f.done()}
+            if len(self._outstanding) >= THREADS:
+                raise PrometheusError(
+                    f"{self._what}: all {THREADS} threads hang in earlier queries"
+                )
+            answers = await asyncio.gather(
+                *(self._ask(name, query) for name, query in self._queries.items())
+            )
+        except PrometheusError:
+            self.breaker.failed()
+            raise
+        self.breaker.succeeded()
+        return [series for answer in answers for series in answer]
+
+    @property
+    def _what(self) -> str:
+        return f"Prometheus {self._server.name} at {self._server.url}"
+
+    async def _ask(self, name: str, query: str) -> list[Series]:
+        rounds = -(-len(self._queries) // THREADS)
+        future = self._pool.submit(self._query, query)
+        self._outstanding.add(future)
+        try:
+            answer = await asyncio.wait_for(
+                asyncio.shield(asyncio.wrap_future(future)), rounds * self._seconds + 1.0
+            )
+        except TimeoutError as error:
+            future.cancel()
+            raise PrometheusError(f"{self._what}: query {name} got no answer in time") from error
+        except (requests.RequestException, PrometheusApiClientException) as error:
+            raise PrometheusError(f"{self._what}: {str(error)[:300]}") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise PrometheusError(f"{self._what}: no such answer as expected: {error!r}") from error
+        return _series(name, answer, self._what)
+
+    def _query(self, query: str) -> Any:
+        headers = dict(self._server.headers or {})
+        if self._server.bearer_token_file is not None:
+            try:
+                token = self._server.bearer_token_file.read_text().strip()
+            except OSError as error:
+                raise requests.RequestException(f"cannot read the bearer token: {error}") from error
+            headers["Authorization"] = f"Bearer {token}"
+        with _BoundedSession(self._seconds) as session:
+            session.trust_env = False
+            if self._server.ca_file is not None:
+                session.verify = str(self._server.ca_file)
+            if self._server.certificate_file and self._server.key_file:
+                session.cert = (str(self._server.certificate_file), str(self._server.key_file))
+            client = PrometheusConnect(
+                url=self._server.url.rstrip("/"),
+                headers=headers,
+                session=session,
+                retry=Retry(total=0, redirect=False),
+                timeout=(CONNECT_SECONDS, self._seconds),
+            )
+            return client.custom_query(query)
+
+
+class _BoundedSession(requests.Session):
+    """A session whose answers have a size and a deadline that dripping bytes can't extend."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def request(self, *args: Any, **kwargs: Any) -> requests.Response:
+        """As `requests` does, but read here, within the bounds."""
+        kwargs.update(stream=True, allow_redirects=False)
+        deadline = time.monotonic() + self._seconds
+        response = super().request(*args, **kwargs)
+        body = bytearray()
+        for chunk in response.iter_content(CHUNK_BYTES):
+            body += chunk
+            if len(body) > MAX_ANSWER_BYTES:
+                response.close()
+                raise requests.RequestException(f"answer larger than {MAX_ANSWER_BYTES >> 20} MiB")
+            if time.monotonic() > deadline:
+                response.close()
+                raise requests.Timeout(f"answer took longer than {self._seconds:g} s")
+        response._content = bytes(body)
+        return response
+
+
+def _series(query: str, answer: Any, what: str) -> list[Series]:
+    if not isinstance(answer, list):
+        raise PrometheusError(f"{what}: query {query} gave {type(answer).__name__}, not a vector")
+    result = []
+    for entry in answer:
+        try:
+            labels = {str(k): str(v) for k, v in entry["metric"].items()}
+            value = str(entry["value"][1])
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            raise PrometheusError(
+                f"{what}: query {query} gave no vector: {entry!r:.100}"
+            ) from error
+        result.append(Series(query, labels, value))
+    return result

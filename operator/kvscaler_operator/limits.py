@@ -1,0 +1,114 @@
+"""Giving replicas their admission limits: a PUT only where the hash differs.
+
+The hash that counts is the one that a replica says it was last asked for (it may have clamped the
+rest to what it physically has), or, before anybody asked, the one that it computed itself by the
+same function. So a fleet whose replicas agree with the operator is never written to.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvscaler.protocol.limits import AdmissionLimits, LimitsPut, LimitsReport
+from kvscaler.protocol.state import ReplicaState
+from kvscaler.traffic import Present, Signal
+
+from kvscaler_operator.gateways.sidecar import Endpoint, Fault, SidecarError, SidecarGateway
+from kvscaler_operator.observe import Replica
+
+logger = logging.getLogger(__name__)
+
+SETTLE_SECONDS = 10.0
+"""After a PUT that was accepted, the replica's own report is awaited this long before another."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsOutcome:
+    """How the fleet stands to the wanted limits; names of Pods."""
+
+    applied: tuple[str, ...] = ()
+    clamped: tuple[str, ...] = ()
+    pending: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    """Pods that took new limits just now."""
+    problem: str = ""
+
+
+class LimitsWriter:
+    """Writes limits to replicas."""
+
+    def __init__(
+        self, sidecars: SidecarGateway, endpoint: Callable[[str, Replica], Endpoint | None]
+    ) -> None:
+        self._sidecars = sidecars
+        self._endpoint = endpoint
+        self._accepted: dict[str, tuple[LimitsReport, float]] = {}
+
+    async def step(
+        self,
+        service_uid: str,
+        replicas: Sequence[Replica],
+        states: Mapping[str, Signal[ReplicaState]],
+        wanted: AdmissionLimits,
+    ) -> LimitsOutcome:
+        """Give `wanted` to each replica that says it has others. `replicas` are those ready."""
+        outcomes = await asyncio.gather(
+            *(self._one(service_uid, r, states.get(r.uid), wanted) for r in replicas)
+        )
+        named = list(zip(replicas, outcomes, strict=True))
+        return LimitsOutcome(
+            applied=tuple(r.name for r, (kind, _) in named if kind in ("applied", "changed")),
+            clamped=tuple(r.name for r, (kind, _) in named if kind == "clamped"),
+            pending=tuple(r.name for r, (kind, _) in named if kind == "pending"),
+            changed=tuple(r.name for r, (kind, _) in named if kind == "changed"),
+            problem=next((words for _, (_, words) in named if words), ""),
+        )
+
+    async def _one(
+        self,
+        service_uid: str,
+        replica: Replica,
+        signal: Signal[ReplicaState] | None,
+        wanted: AdmissionLimits,
+    ) -> tuple[str, str]:
+        if not isinstance(signal, Present) or signal.value.limits is None:
+            return "pending", f"{replica.name} does not report its limits"
+        report = self._newest(replica, signal.value.limits)
+        if in_force(report, wanted):
+            return ("clamped", _clamped(replica, report)) if report.clamped else ("applied", "")
+        endpoint = self._endpoint(service_uid, replica)
+        if endpoint is None:
+            return "pending", f"{replica.name} has no address"
+        put = LimitsPut(if_hash=report.hash, limits=wanted)
+        try:
+            answer = await self._sidecars.put_limits(endpoint, put)
+        except SidecarError as error:
+            if error.fault is not Fault.CONFLICT:
+                logger.warning("Limits not accepted by %s: %s", replica.name, error)
+            return "pending", str(error)
+        self._accepted[replica.uid] = (answer, asyncio.get_running_loop().time())
+        if answer.clamped:
+            return "clamped", _clamped(replica, answer)
+        return "changed", ""
+
+    def _newest(self, replica: Replica, reported: LimitsReport) -> LimitsReport:
+        accepted = self._accepted.get(replica.uid)
+        if accepted is None or asyncio.get_running_loop().time() - accepted[1] > SETTLE_SECONDS:
+            return reported
+        return accepted[0]
+
+    def keep(self, pod_uids: set[str]) -> None:
+        """Forget Pods that are gone."""
+        self._accepted = {uid: a for uid, a in self._accepted.items() if uid in pod_uids}
+
+
+def in_force(report: LimitsReport, wanted: AdmissionLimits) -> bool:
+    """Whether a replica enforces `wanted`, as far as it physically can."""
+    if report.requested_hash is not None:
+        return report.requested_hash == wanted.content_hash
+    return report.hash == wanted.content_hash
+
+
+def _clamped(replica: Replica, report: LimitsReport) -> str:
+    return f"{replica.name} lowered {', '.join(report.clamped)} to what it physically has"

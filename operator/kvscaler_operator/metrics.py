@@ -1,0 +1,219 @@
+"""What the operator exports about itself and its decisions.
+
+Names of the machinery are those of controller-runtime, so that existing dashboards and people
+recognise them; `kvscaler_service_*` are the decisions. A gauge of what is unknown is absent.
+"""
+
+from kvscaler.scaling import Constraint
+from kvscaler.traffic import Present
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from kvscaler_operator.report import Report
+from kvscaler_operator.resources import name_of, namespace_of
+
+CONTROLLER = "inferenceservice"
+DURATION_BUCKETS_SECONDS = (
+    0.001,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+)
+SERVICE = ("namespace", "name")
+
+
+class MachineryMetrics:
+    """Queue, reconciles, API requests and signal passes."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._reconciles = Counter(
+            "controller_runtime_reconcile",
+            "Reconciles by result.",
+            ("controller", "result"),
+            registry=registry,
+        )
+        self._errors = Counter(
+            "controller_runtime_reconcile_errors",
+            "Reconciles that raised an error.",
+            ("controller",),
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            "controller_runtime_reconcile_time_seconds",
+            "Duration of a reconcile.",
+            ("controller",),
+            buckets=DURATION_BUCKETS_SECONDS,
+            registry=registry,
+        )
+        self.active = Gauge(
+            "controller_runtime_active_workers",
+            "Reconciles that run now.",
+            ("controller",),
+            registry=registry,
+        ).labels(CONTROLLER)
+        name = ("name",)
+        self._depth = Gauge("workqueue_depth", "Keys waiting.", name, registry=registry)
+        self._adds = Counter("workqueue_adds", "Keys that became dirty.", name, registry=registry)
+        self._retries = Counter("workqueue_retries", "Keys put back.", name, registry=registry)
+        self._waited = Histogram(
+            "workqueue_queue_duration_seconds",
+            "Time that a key waited for a worker.",
+            name,
+            buckets=DURATION_BUCKETS_SECONDS,
+            registry=registry,
+        )
+        self._requests = Counter(
+            "rest_client_requests",
+            "Requests to the API server; code 0 is no answer.",
+            ("method", "resource", "code"),
+            registry=registry,
+        )
+        self._request_seconds = Histogram(
+            "rest_client_request_duration_seconds",
+            "Duration of requests to the API server.",
+            ("method",),
+            buckets=DURATION_BUCKETS_SECONDS,
+            registry=registry,
+        )
+        self._passes = Counter(
+            "kvscaler_signal_passes",
+            "Passes over a signal path by outcome.",
+            ("path", "outcome"),
+            registry=registry,
+        )
+        self._answers = Counter(
+            "kvscaler_replica_answers",
+            "Answers of replicas by path and outcome.",
+            ("path", "outcome"),
+            registry=registry,
+        )
+        for counter in ("success", "error", "requeue_after"):
+            self._reconciles.labels(CONTROLLER, counter)
+
+    def reconciled(self, result: str, seconds: float) -> None:
+        """One reconcile has ended: `success`, `requeue_after` or `error`."""
+        self._reconciles.labels(CONTROLLER, result).inc()
+        self._seconds.labels(CONTROLLER).observe(seconds)
+        if result == "error":
+            self._errors.labels(CONTROLLER).inc()
+
+    def depth(self, keys: int) -> None:
+        """Keys that wait for a worker."""
+        self._depth.labels(CONTROLLER).set(keys)
+
+    def added(self) -> None:
+        """A key became dirty."""
+        self._adds.labels(CONTROLLER).inc()
+
+    def retried(self) -> None:
+        """A key was put back because its reconcile failed."""
+        self._retries.labels(CONTROLLER).inc()
+
+    def waited(self, seconds: float) -> None:
+        """A key was handed out after waiting for so long."""
+        self._waited.labels(CONTROLLER).observe(seconds)
+
+    def request(self, verb: str, resource: str, code: int, seconds: float) -> None:
+        """One request to the API server has ended."""
+        self._requests.labels(verb, resource, str(code)).inc()
+        self._request_seconds.labels(verb).observe(seconds)
+
+    def signal_pass(self, path: str, *, failed: bool) -> None:
+        """One pass over a signal path has ended."""
+        self._passes.labels(path, "failed" if failed else "ok").inc()
+
+    def answer(self, path: str, outcome: str) -> None:
+        """One replica answered on a path, or did not."""
+        self._answers.labels(path, outcome).inc()
+
+
+class ServiceMetrics:
+    """Each service's decision and what it rests on."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"kvscaler_service_{name}", text, (*SERVICE, *labels), registry=registry)
+
+        self._desired = gauge("desired_replicas", "Replicas that the last decision wants.")
+        self._spec = gauge("spec_replicas", "spec.replicas as it is.")
+        self._replicas = gauge("replicas", "Serving Pods by phase.", "phase")
+        self._candidate = gauge(
+            "constraint_replicas", "Replicas that one constraint alone asks for.", "constraint"
+        )
+        self._binding = gauge("binding_constraint", "1 for the binding constraint.", "constraint")
+        self._condition = gauge(
+            "condition", "1 for the status that a condition has.", "type", "status"
+        )
+        self._blocks = gauge("kv_blocks", "KV blocks over all replicas, by use.", "use")
+        self._capacity = gauge("replica_kv_blocks", "KV blocks of one replica, calibrated.")
+        self._deviation = gauge(
+            "predicted_kv_blocks_error_ratio", "Observed over predicted blocks, less 1."
+        )
+        self._arrivals = gauge("arrivals_per_second", "Requests offered, refused ones included.")
+        self._paused = gauge("paused", "1 while the pause annotation stops all writes.")
+        self._all = (
+            self._desired, self._spec, self._replicas, self._candidate, self._binding,
+            self._condition, self._blocks, self._capacity, self._deviation, self._arrivals,
+            self._paused,
+        )  # fmt: skip
+
+    def publish(self, report: Report, spec_replicas: int, *, paused: bool) -> None:
+        """Set the gauges of one service from a pass."""
+        service = (namespace_of(report.obj), name_of(report.obj))
+        self.forget(*service)
+        self._spec.labels(*service).set(spec_replicas)
+        self._paused.labels(*service).set(float(paused))
+        for replica in report.fleet.replicas:
+            self._replicas.labels(*service, replica.phase.value).inc()
+        for kind, verdict in report.verdicts.items():
+            status = "unknown" if verdict.status is None else str(verdict.status).lower()
+            self._condition.labels(*service, kind.value, status).set(1)
+        decision = report.decision
+        if decision is not None:
+            self._desired.labels(*service).set(decision.desired_replicas)
+            for candidate in decision.candidates:
+                constraint = candidate.constraint.value
+                self._candidate.labels(*service, constraint).set(candidate.replicas)
+            for constraint in Constraint:
+                binding = constraint is decision.binding_constraint
+                self._binding.labels(*service, constraint.value).set(float(binding))
+        if isinstance(report.capacity, Present):
+            self._capacity.labels(*service).set(report.capacity.value.kv_blocks)
+        observed = report.calibration.observed_blocks
+        budget = report.assessment.budget if report.assessment else None
+        if observed is not None and budget is not None and budget.blocks:
+            self._deviation.labels(*service).set(observed / budget.blocks - 1)
+        if isinstance(report.traffic, Present):
+            rate = report.traffic.value.arrivals_level
+            self._arrivals.labels(*service).set(rate.per_second)
+        self._publish_blocks(report, service)
+
+    def _publish_blocks(self, report: Report, service: tuple[str, str]) -> None:
+        pools = [
+            s.value.occupancy
+            for s in report.states.values()
+            if isinstance(s, Present) and s.value.occupancy is not None
+        ]
+        if not pools:
+            return
+        uses = {
+            "capacity": sum(p.capacity_blocks for p in pools),
+            "referenced": sum(p.referenced_blocks for p in pools),
+            "reserved": sum(p.reserved_blocks for p in pools),
+            "cached": sum(p.cached_blocks for p in pools),
+        }
+        for use, blocks in uses.items():
+            self._blocks.labels(*service, use).set(blocks)
+
+    def forget(self, namespace: str, name: str) -> None:
+        """Drop every series of a service."""
+        for gauge in self._all:
+            gauge.remove_by_labels({"namespace": namespace, "name": name})

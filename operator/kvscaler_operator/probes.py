@@ -1,0 +1,96 @@
+"""Liveness, readiness and metrics over HTTP.
+
+Liveness fails for what a restart heals: a stuck event loop, a deaf watch, a key that nobody works
+on, a lost Lease. A dead Prometheus is a condition and a metric, never a restart. Readiness is the
+first full pass over all services.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+HEARTBEAT_SECONDS = 1.0
+Check = Callable[[], str | None]
+"""A check gives the fault in words, or `None`."""
+
+
+@dataclass(slots=True)
+class Health:
+    """Checks by name, and the heartbeat of the loop that they run on."""
+
+    liveness: dict[str, Check] = field(default_factory=dict)
+    readiness: dict[str, Check] = field(default_factory=dict)
+    lag_seconds: float = 0.0
+    """How late the last heartbeat was: time in which the loop ran something else."""
+
+    async def run_heartbeat(self) -> None:
+        """Beat until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + HEARTBEAT_SECONDS
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            self.lag_seconds = max(0.0, loop.time() - due)
+
+    def faults(self, checks: dict[str, Check]) -> dict[str, str]:
+        """Failing checks with their words."""
+        found = {name: check() for name, check in checks.items()}
+        return {name: words for name, words in found.items() if words is not None}
+
+
+def older_than(limit_seconds: float, age: Callable[[], float], what: str) -> Check:
+    """A check that fails when `age()` exceeds a limit."""
+
+    def check() -> str | None:
+        seconds = age()
+        return None if seconds <= limit_seconds else f"{what} is {seconds:.0f} s old"
+
+    return check
+
+
+class HttpServers:
+    """The two ports: probes, and metrics (to which others may have access)."""
+
+    def __init__(self, health: Health, registry: CollectorRegistry) -> None:
+        self._health = health
+        self._registry = registry
+        self._runners: list[web.AppRunner] = []
+        self.ports: dict[str, int] = {}
+        """Ports in use by name, for port 0."""
+
+    async def start(self, probe_port: int, metrics_port: int) -> None:
+        """Listen on both ports."""
+        probes = web.Application()
+        probes.router.add_get("/healthz", self._answer(self._health.liveness))
+        probes.router.add_get("/readyz", self._answer(self._health.readiness))
+        await self._listen("probes", probes, probe_port)
+        metrics = web.Application()
+        metrics.router.add_get("/metrics", self._metrics)
+        await self._listen("metrics", metrics, metrics_port)
+
+    async def stop(self) -> None:
+        """Close both ports."""
+        for runner in self._runners:
+            await runner.cleanup()
+
+    async def _listen(self, name: str, application: web.Application, port: int) -> None:
+        runner = web.AppRunner(application, access_log=None)
+        await runner.setup()
+        self._runners.append(runner)
+        await web.TCPSite(runner, port=port).start()
+        self.ports[name] = runner.addresses[0][1]
+
+    def _answer(self, checks: dict[str, Check]) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def handle(_: web.Request) -> web.Response:
+            faults = self._health.faults(checks)
+            lines = [f"{name}: {faults.get(name, 'ok')}" for name in checks]
+            return web.Response(text="\n".join(lines) + "\n", status=503 if faults else 200)
+
+        return handle
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        body = generate_latest(self._registry)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -1,0 +1,164 @@
+"""A replica's state put together again from its series in Prometheus.
+
+The names come from the same table that the replica exports by, so a replica seen through
+Prometheus and one asked directly give the same facts. What lacks a series that the state needs is
+partial, what holds NaN is not a number: neither is filled with zeros.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kvscaler.protocol.metrics import STATE_METRICS, MetricKind, counts_from_buckets
+from kvscaler.protocol.state import ReplicaState
+from kvscaler.traffic import AbsenceReason, Absent, Present, Signal
+from pydantic import ValidationError
+
+from kvscaler_operator.gateways.prometheus import DOWN, SCRAPE_TIME, Series
+
+SOURCE = "prometheus"
+PodKey = tuple[str, str]
+"""Namespace and name of a Pod, from target labels."""
+
+
+def by_pod(series: Iterable[Series]) -> dict[PodKey, list[Series]]:
+    """The series of each Pod; those without both target labels belong to nobody."""
+    result: dict[PodKey, list[Series]] = defaultdict(list)
+    for one in series:
+        namespace, pod = one.labels.get("namespace"), one.labels.get("pod")
+        if namespace and pod:
+            result[namespace, pod].append(one)
+    return dict(result)
+
+
+def replica_state(
+    series: Iterable[Series], *, service_uid: str, service_name: str, pod_uid: str, pod_name: str
+) -> Signal[ReplicaState]:
+    """The state of one Pod of ours; its identity comes from Kubernetes, not from labels."""
+    values: dict[str, Any] = {}
+    buckets: dict[str, dict[str, float]] = defaultdict(dict)
+    sums: dict[str, float] = {}
+    scraped_at: float | None = None
+    for one in series:
+        number = _number(one.value)
+        if number is None:
+            detail = f"{one.labels.get('__name__', one.query)} is {one.value}"
+            return Absent(AbsenceReason.NOT_A_NUMBER, SOURCE, detail)
+        if one.query == SCRAPE_TIME:
+            scraped_at = number
+        elif one.query == DOWN:
+            return Absent(AbsenceReason.MISSING, SOURCE, "its scrape fails (up is 0)")
+        else:
+            _take(one, number, values, buckets, sums)
+    if scraped_at is None:
+        return Absent(AbsenceReason.MISSING, SOURCE, "not scraped")
+    try:
+        _put_histograms(values, buckets, sums)
+        values.update(
+            service_uid=service_uid,
+            service_name=service_name,
+            pod_uid=pod_uid,
+            pod_name=pod_name,
+        )
+        state = ReplicaState.model_validate(_without_incomplete(values))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return Absent(AbsenceReason.PARTIAL, SOURCE, f"{where}: {first['msg']}", scraped_at)
+    except ValueError as error:
+        return Absent(AbsenceReason.PARTIAL, SOURCE, str(error), scraped_at)
+    return Present(state, SOURCE, scraped_at)
+
+
+def _take(
+    one: Series,
+    number: float,
+    values: dict[str, Any],
+    buckets: dict[str, dict[str, float]],
+    sums: dict[str, float],
+) -> None:
+    labels = one.labels
+    match one.query:
+        case "buckets":
+            buckets[labels["__name__"].removesuffix("_bucket")][labels["le"]] = number
+        case "sums":
+            sums[labels["__name__"].removesuffix("_sum")] = number
+        case "blocks":
+            state = labels.get("state", "")
+            _put(values, f"occupancy.{state}_blocks", number)
+        case "refused":
+            _put(values, f"traffic.refused.{labels.get('reason', '')}", number)
+        case "drain":
+            _put(values, "drain.phase", labels.get("phase", ""))
+        case "executor":
+            texts = ("type", "device", "compute_dtype", "kv_dtype", "time_scale")
+            values["executor"] = {name: labels.get(name, "") for name in texts}
+        case "model":
+            values["model"] = {
+                "uri": labels.get("uri", ""),
+                "digest": labels.get("digest", ""),
+                "served_names": tuple(labels.get("served_names", "").split(",")),
+            }
+        case "limits":
+            _put(values, "limits.hash", labels.get("hash", ""))
+            _put(values, "limits.own_hash", labels.get("own_hash", ""))
+            _put(values, "limits.requested_hash", labels.get("requested_hash") or None)
+            _put(values, "limits.applied.charge", labels.get("charge", ""))
+            _put(values, "limits.applied.mode", labels.get("mode", ""))
+        case _:
+            path = _PATHS.get(labels.get("__name__", ""))
+            if path is not None:
+                _put(values, path, number)
+
+
+_PATHS: Mapping[str, str] = {
+    metric.name: metric.path
+    for metric in STATE_METRICS
+    if metric.kind is not MetricKind.HISTOGRAM and not metric.labels and metric.key_label is None
+}
+_HISTOGRAM_PATHS: Mapping[str, str] = {
+    metric.name: metric.path for metric in STATE_METRICS if metric.kind is MetricKind.HISTOGRAM
+}
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _put(values: dict[str, Any], path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    for name in parents:
+        values = values.setdefault(name, {})
+    values[last] = int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _put_histograms(
+    values: dict[str, Any], buckets: Mapping[str, Mapping[str, float]], sums: Mapping[str, float]
+) -> None:
+    for name, path in _HISTOGRAM_PATHS.items():
+        if name in buckets:
+            histogram = {
+                "counts": counts_from_buckets(buckets[name]),
+                "sum_seconds": sums.get(name, 0.0),
+            }
+            _put(values, path, histogram)
+
+
+def _without_incomplete(values: dict[str, Any]) -> dict[str, Any]:
+    """`ready` and the drain's flag are 0 or 1 in Prometheus; a part that a loading replica does
+    not know yet has no series at all, and stays absent."""
+    result = dict(values)
+    if "ready" in result:
+        result["ready"] = bool(result["ready"])
+    capacity = result.get("capacity")
+    if isinstance(capacity, dict) and "occupancy" in result:
+        # These two are one fact each in the state; the page exports them once.
+        capacity.setdefault("kv_blocks", result["occupancy"].get("capacity_blocks"))
+        limits = result.get("limits", {}).get("applied", {})
+        capacity.setdefault("max_sequences", limits.get("max_sequences"))
+    return result

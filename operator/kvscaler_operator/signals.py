@@ -1,0 +1,138 @@
+"""What is known of every replica's load, from either of two paths, and the history of it.
+
+Direct answers and scrapes are the same facts with other ages. Each path may be down while the other
+carries on; a reader gets the newest value that is fresh enough, or the reason for its absence.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kvscaler.protocol.state import ReplicaState
+from kvscaler.traffic import (
+    AbsenceReason,
+    Absent,
+    Present,
+    Signal,
+    TrafficSample,
+    TrafficWindow,
+    expire,
+    freshest,
+)
+from kvscaler.traffic.history import MAX_AGE_SECONDS, SampleHistory
+
+from kvscaler_operator.gateways.sidecar import Fault
+
+
+class SignalPath(StrEnum):
+    """Where a replica's state is read."""
+
+    DIRECT = "direct"
+    PROMETHEUS = "prometheus"
+
+
+REASON_OF_FAULT: Mapping[Fault, AbsenceReason] = {
+    Fault.NOT_A_NUMBER: AbsenceReason.NOT_A_NUMBER,
+    Fault.MISMATCHED: AbsenceReason.MISMATCHED,
+    Fault.MALFORMED: AbsenceReason.MISMATCHED,
+    Fault.TOO_LARGE: AbsenceReason.MISMATCHED,
+}
+"""All other faults are missing answers."""
+
+
+@dataclass(slots=True)
+class PathHealth:
+    """How the last pass over a path went."""
+
+    last_success: float | None = None
+    error: str = ""
+
+
+@dataclass(slots=True)
+class _Service:
+    history: SampleHistory = field(default_factory=SampleHistory)
+    states: dict[str, dict[SignalPath, Signal[ReplicaState]]] = field(default_factory=dict)
+
+
+class SignalStore:
+    """States and sample histories of all services, by service UID and Pod UID."""
+
+    def __init__(
+        self, paths: Collection[SignalPath], max_age_seconds: float = MAX_AGE_SECONDS
+    ) -> None:
+        self.paths = tuple(path for path in SignalPath if path in paths)
+        self.max_age_seconds = max_age_seconds
+        self.health: dict[str, PathHealth] = {}
+        """By path, and by `prometheus/<server>`."""
+        self._services: dict[str, _Service] = {}
+
+    def observe(
+        self, service_uid: str, pod_uid: str, path: SignalPath, signal: Signal[ReplicaState]
+    ) -> bool:
+        """Take one answer; returns whether it says anything new about load.
+
+        An absence does not erase the last value of its path: that one ages until it is stale.
+        """
+        service = self._services.setdefault(service_uid, _Service())
+        known = service.states.setdefault(pod_uid, {})
+        before = known.get(path)
+        if isinstance(signal, Absent):
+            if before is None or isinstance(before, Absent):
+                known[path] = signal
+            elif signal.reason is not AbsenceReason.MISSING:
+                # It answered, and with nonsense: what it said before is no longer trusted.
+                known[path] = signal
+            return isinstance(known[path], Absent) and not isinstance(before, Absent)
+        if isinstance(before, Present) and before.time >= signal.time:
+            return False
+        taken = service.history.observe(
+            TrafficSample.from_state(signal.value, signal.time, signal.source)
+        )
+        if isinstance(taken, Absent) and taken.reason is AbsenceReason.MISMATCHED:
+            known[path] = taken
+            return not isinstance(before, Absent)
+        known[path] = signal
+        return not isinstance(before, Present) or _changed(before.value, signal.value)
+
+    def state(self, service_uid: str, pod_uid: str, now: float) -> Signal[ReplicaState]:
+        """The newest state of a replica that is fresh enough, or why there is none."""
+        service = self._services.get(service_uid)
+        known = service.states.get(pod_uid) if service is not None else None
+        if not known:
+            return Absent(AbsenceReason.MISSING, "+".join(self.paths), "no answer yet")
+        return expire(freshest(*known.values()), now, self.max_age_seconds)
+
+    def answers_directly(self, service_uid: str, pod_uid: str) -> bool:
+        """Whether the direct path ever gave a value for a Pod that is not refuted since."""
+        service = self._services.get(service_uid)
+        known = service.states.get(pod_uid, {}) if service is not None else {}
+        return isinstance(known.get(SignalPath.DIRECT), Present)
+
+    def window(
+        self, service_uid: str, expected: Collection[str], now: float
+    ) -> Signal[TrafficWindow]:
+        """Traffic of a service; `expected` are the UIDs of the Pods that should report."""
+        service = self._services.setdefault(service_uid, _Service())
+        return service.history.window(now, expected, self.max_age_seconds)
+
+    def passed(self, path: str, now: float, error: str = "") -> None:
+        """Note how a pass over a path went."""
+        health = self.health.setdefault(path, PathHealth())
+        health.error = error
+        if not error:
+            health.last_success = now
+
+    def keep(self, service_uid: str, pod_uids: Collection[str]) -> None:
+        """Forget the states of Pods that are gone; their samples leave with the window."""
+        service = self._services.get(service_uid)
+        if service is not None:
+            for gone in set(service.states) - set(pod_uids):
+                del service.states[gone]
+
+    def forget(self, service_uid: str) -> None:
+        """Forget a service."""
+        self._services.pop(service_uid, None)
+
+
+def _changed(before: ReplicaState, after: ReplicaState) -> bool:
+    return before.model_copy(update={"observed_at": after.observed_at}) != after

@@ -1,0 +1,185 @@
+"""Sidecars for tests: a real HTTP server for one Pod, whose state and faults a test sets."""
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import jwt
+from aiohttp import web
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from kvscaler.protocol import tokens
+from kvscaler.protocol.drain import DrainPhase, DrainPut, DrainReport
+from kvscaler.protocol.limits import AdmissionLimits, LimitsPut, LimitsReport
+from kvscaler.protocol.state import (
+    CapacityReport,
+    ExecutorReport,
+    ModelReport,
+    OccupancyReport,
+    ReplicaState,
+    StepCosts,
+    TrafficCounters,
+)
+
+BLOCKS = 200
+
+OWN_LIMITS = AdmissionLimits(
+    max_sequences=64,
+    kv_blocks=BLOCKS,
+    step_tokens=512,
+    queue_requests=1,
+    queue_tokens=1000,
+    queue_bytes=1000,
+    max_wait_seconds=1.0,
+    max_request_tokens=2048,
+    watermark_blocks=1,
+)
+
+
+def make_state(service_uid: str, pod_uid: str, pod_name: str, **changes: Any) -> ReplicaState:
+    """A ready, idle replica of SmolLM2-135M with 200 blocks."""
+    now = time.time()
+    values: dict[str, Any] = {
+        "service_uid": service_uid,
+        "service_name": "chat",
+        "pod_uid": pod_uid,
+        "pod_name": pod_name,
+        "started_at": now - 1.0,
+        "observed_at": now,
+        "ready": True,
+        "executor": ExecutorReport(
+            type="Torch", device="cpu", compute_dtype="float32", kv_dtype="float32"
+        ),
+        "model": ModelReport(uri="builtin://smollm2-135m", served_names=("chat",), digest="d"),
+        "capacity": CapacityReport(
+            kv_blocks=BLOCKS,
+            block_tokens=16,
+            block_bytes=737_280,
+            pool_bytes=BLOCKS * 737_280,
+            predicted_kv_blocks=BLOCKS,
+            predicted_pool_bytes=BLOCKS * 737_280,
+            weight_bytes=538_060_032,
+            predicted_weight_bytes=538_060_032,
+            max_sequences=64,
+            max_context_tokens=2048,
+        ),
+        "occupancy": OccupancyReport(
+            capacity_blocks=BLOCKS,
+            referenced_blocks=0,
+            reserved_blocks=0,
+            cached_blocks=0,
+            free_blocks=BLOCKS,
+            running_requests=0,
+            waiting_requests=0,
+            waiting_tokens=0,
+        ),
+        "step_costs": StepCosts(
+            base_seconds=0.01,
+            per_sequence_seconds=0.001,
+            per_context_token_seconds=1e-6,
+            per_prefill_token_seconds=1e-4,
+        ),
+        "traffic": TrafficCounters(),
+    }
+    values.update(changes)
+    return ReplicaState(**values)
+
+
+class FakeSidecar:
+    """One Pod's sidecar on its own loopback address."""
+
+    def __init__(
+        self, ip: str, state_port: int, admin_port: int, public_key: Ed25519PublicKey | None
+    ) -> None:
+        self.ip = ip
+        self.state_port = state_port
+        self.admin_port = admin_port
+        self._public_key = public_key
+        self.state: ReplicaState | None = None
+        self.limits = LimitsReport(
+            hash=OWN_LIMITS.content_hash, applied=OWN_LIMITS, own_hash=OWN_LIMITS.content_hash
+        )
+        self.drain = DrainReport()
+        self.limits_puts: list[AdmissionLimits] = []
+        self.drain_puts: list[bool] = []
+        self.raw: bytes | None = None
+        """Sent instead of the state, if set."""
+        self.hang = False
+        self.redirect = False
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        """Listen on both ports."""
+        application = web.Application()
+        application.router.add_get("/state", self._state)
+        application.router.add_put(tokens.LIMITS_PATH, self._put_limits)
+        application.router.add_put(tokens.DRAIN_PATH, self._put_drain)
+        self._runner = web.AppRunner(application, shutdown_timeout=0.1)
+        await self._runner.setup()
+        for port in {self.state_port, self.admin_port}:
+            await web.TCPSite(self._runner, self.ip, port, reuse_address=True).start()
+
+    async def stop(self) -> None:
+        """Stop listening, as a Pod that is gone."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    def set(self, **changes: Any) -> None:
+        """Change the state that is reported."""
+        assert self.state is not None
+        self.state = self.state.model_copy(update=changes)
+
+    async def _state(self, _: web.Request) -> web.Response:
+        if self.hang:
+            await asyncio.sleep(30)
+        if self.redirect:
+            raise web.HTTPFound("http://127.0.0.1:1/")
+        if self.raw is not None:
+            return web.Response(body=self.raw, content_type="application/json")
+        if self.state is None:
+            raise web.HTTPServiceUnavailable
+        state = self.state.model_copy(
+            update={"observed_at": time.time(), "limits": self.limits, "drain": self.drain}
+        )
+        return web.Response(text=state.model_dump_json(), content_type="application/json")
+
+    async def _put_limits(self, request: web.Request) -> web.Response:
+        put = LimitsPut.model_validate(await self._verified(request))
+        if put.if_hash not in (None, self.limits.hash):
+            return web.Response(status=409, text="hash moved")
+        self.limits_puts.append(put.limits)
+        digest = put.limits.content_hash
+        self.limits = self.limits.model_copy(
+            update={"hash": digest, "applied": put.limits, "requested_hash": digest}
+        )
+        return web.Response(text=self.limits.model_dump_json(), content_type="application/json")
+
+    async def _put_drain(self, request: web.Request) -> web.Response:
+        put = DrainPut.model_validate(await self._verified(request))
+        self.drain_puts.append(put.drain)
+        if put.drain and self.drain.phase is DrainPhase.SERVING:
+            self.drain = DrainReport(
+                phase=DrainPhase.DRAINING, since=time.time(), live_requests=1, reason="admin"
+            )
+        elif not put.drain:
+            self.drain = DrainReport()
+        return web.Response(text=self.drain.model_dump_json(), content_type="application/json")
+
+    async def _verified(self, request: web.Request) -> Any:
+        body = await request.read()
+        assert self.state is not None
+        if self._public_key is not None:
+            token = request.headers["Authorization"].removeprefix("Bearer ")
+            claims = jwt.decode(
+                token,
+                self._public_key,
+                algorithms=[tokens.ALGORITHM],
+                audience=tokens.audience(self.state.service_uid, self.state.pod_uid),
+                issuer=tokens.ISSUER,
+            )
+            assert claims["htm"] == request.method
+            assert claims["htu"] == request.path
+            assert claims["bsh"] == tokens.body_hash(body)
+            assert claims["scope"] == tokens.required_scope(request.method, request.path)
+        return json.loads(body)
