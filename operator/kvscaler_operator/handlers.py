@@ -76,11 +76,12 @@ def _register_one(
         take(resource, event["type"], dict(event["object"]))
 
 
-def watch_settings(settings: kopf.OperatorSettings, *, namespaced: bool) -> None:
+def watch_settings(settings: kopf.OperatorSettings) -> None:
     """Kopf's settings: watches that can't hang unnoticed, children by label only, no peering."""
     settings.peering.standalone = True
     settings.posting.enabled = False
-    settings.scanning.disabled = namespaced
+    # Watching for new kinds needs the right to read every CRD. Ours is there, or we do not start.
+    settings.scanning.disabled = True
     settings.watching.server_timeout = 240
     settings.watching.client_timeout = 270
     settings.watching.connect_timeout = 5

@@ -108,7 +108,7 @@ class KeyFile:
         except OSError as error:
             raise KeyFileError(
                 f"cannot read the signing key {self._path}: {error}; the chart mounts it from the "
-                "Secret named in signingKey.secretName"
+                "Secret that adminKey.secretName names, or that its hook made"
             ) from error
         return self._key
 

@@ -10,8 +10,6 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from kvscaler_operator import settings
-from kvscaler_operator.children import intent
 
 CHART = Path(__file__).parents[2] / "charts" / "kvscaler"
 GOLDEN = Path(__file__).parent / "golden"
@@ -141,36 +139,6 @@ def test_changed_servers_restart_the_operator(render):
     assert checksum("http://a") == checksum("http://a") != checksum("http://b")
 
 
-def test_the_operator_reads_what_the_chart_writes(render, tmp_path):
-    objects = render(
-        {
-            "watchNamespaces": ["a", "b"],
-            "signals": {"paths": "direct"},
-            "prometheus": {
-                "servers": {"p": {"url": "https://p", "caSecret": {"name": "s", "key": "k"}}}
-            },
-        }
-    )
-    read = settings.parse_arguments(arguments(objects))
-    assert read.namespaces == ("a", "b")
-    assert {path.value for path in read.signal_paths} == {"direct"}
-    assert (read.release_namespace, read.lease_name) == ("kvscaler-system", "kvscaler-operator")
-    file = tmp_path / "prometheus.yaml"
-    (config,) = of_kind(objects, "ConfigMap").values()
-    file.write_text(config["data"]["prometheus.yaml"])
-    (server,) = settings.prometheus_servers(file).values()
-    assert (server.name, server.url, str(server.ca_file)) == (
-        "p",
-        "https://p",
-        "/etc/kvscaler/prometheus/p/ca.crt",
-    )
-    ports = {
-        p["name"]: p["containerPort"]
-        for p in the_operator(objects)["spec"]["template"]["spec"]["containers"][0]["ports"]
-    }
-    assert ports == {"metrics": read.metrics_port, "probes": read.probe_port}
-
-
 def test_pod_monitors_only_where_the_kind_exists_or_they_are_demanded(render):
     def monitors(enabled: Any, *args: str) -> int:
         values = {"metrics": {"podMonitor": {"enabled": enabled}}}
@@ -193,10 +161,6 @@ def test_pod_monitor_selects_serving_pods_in_the_watched_namespaces(render):
     assert everywhere["namespaceSelector"] == {"any": True}
     # Exported labels must never pass for target labels.
     assert "honorLabels" not in everywhere["podMetricsEndpoints"][0]
-    service = type("Service", (), {"name": "s", "uid": "u"})
-    labels = intent.labels(service)
-    assert everywhere["selector"]["matchLabels"].items() <= labels.items()
-    assert everywhere["podMetricsEndpoints"][0]["port"] in dict(intent.PORTS)
 
 
 def test_crd_is_the_generated_one_kept_or_not_or_absent(render):
