@@ -46,7 +46,7 @@ async def run_watches(settings: Settings, api: kubernetes_client.ApiClient, take
 def _watch(settings: Settings, access: Any, take: Take, stop: threading.Event) -> None:
     registry = kopf.OperatorRegistry()
     kopf_settings = kopf.OperatorSettings()
-    handlers.watch_settings(kopf_settings, namespaced=bool(settings.namespaces))
+    handlers.watch_settings(kopf_settings)
     handlers.register(registry, take)
     _register_login(registry, access, settings)
     asyncio.run(
