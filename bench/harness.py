@@ -166,20 +166,20 @@ def ratio(ours: Sample, peer: Sample) -> Sample:
 
 
 def appends_per_second(count: int = 1_000_000) -> float:
-    """List appends a second in a plain loop: the yardstick of this core at this moment."""
-    start = time.perf_counter()
+    """List appends a CPU second in a plain loop: the yardstick of this core at this moment."""
+    start = time.process_time()
     items: list[int] = []
     for number in range(count):
         items.append(number)
-    return len(items) / (time.perf_counter() - start)
+    return len(items) / (time.process_time() - start)
 
 
 @dataclass
 class Peer:
     """A benchmark's own script run by another environment's interpreter, one JSON line a round.
 
-    The script is started once with `arguments`, measures once for each line on its standard input
-    and answers with a JSON object, so that ours and theirs can alternate.
+    The script is started once with `arguments`. For each line on its standard input, which names
+    what to measure, it answers with a JSON object on one line, so that ours and theirs alternate.
     """
 
     python: str
@@ -187,7 +187,7 @@ class Peer:
     arguments: Sequence[str] = ()
     process: subprocess.Popen[str] | None = field(default=None, repr=False)
 
-    def measure(self) -> dict[str, Any]:
+    def measure(self, what: str = "measure") -> dict[str, Any]:
         """One round; raises `RuntimeError` with the peer's own words when it fails."""
         if self.process is None:
             self.process = subprocess.Popen(
@@ -197,7 +197,7 @@ class Peer:
                 text=True,
             )
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write("measure\n")
+        self.process.stdin.write(what + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:

@@ -17,7 +17,7 @@ from typing import Any
 
 LIMIT_OVERRIDES = frozenset(
     {"charge", "watermark_percent", "queue_requests", "queue_tokens", "queue_bytes"}
-    | {"max_wait_seconds", "mode", "max_sequences", "step_tokens"}
+    | {"watermark_blocks", "max_wait_seconds", "mode", "max_sequences", "step_tokens"}
 )
 """Fields that `KVSCALER_LIMITS` may set; what memory decides is never among them."""
 

@@ -129,8 +129,7 @@ class BlockPool:
         taken = self._blank[left:]
         del self._blank[left:]
         taken.reverse()
-        taken += [self._evict_oldest() for _ in range(count - len(taken))]
-        return taken
+        return taken + self._evict_oldest(count - len(taken))
 
     def touch(self, blocks: Sequence[int]) -> None:
         """Add a reference to found blocks; a cached one leaves the list it could be evicted from."""
@@ -148,6 +147,10 @@ class BlockPool:
     def free(self, blocks: Iterable[int]) -> None:
         """Drop one reference to each; give them in reverse order of the sequence."""
         references, hashes, blank = self._references, self._hash, self._blank
+        older, newer, sentinel = self._older, self._newer, self.capacity_blocks
+        newest = older[sentinel]
+        cached = 0
+        excess = None
         for block in blocks:
             count = references[block]
             if count == 1:
@@ -155,13 +158,20 @@ class BlockPool:
                 if hashes[block] is None:
                     blank.append(block)
                 else:
-                    self._link_newest(block)
+                    newer[newest], older[block] = block, newest
+                    newest = block
+                    cached += 1
             elif count > 1:
                 references[block] = count - 1
                 if count == 2:
                     self.shared_blocks -= 1
             else:
-                raise RuntimeError(f"block {block} was freed more often than it was taken")
+                excess = block
+                break
+        newer[newest], older[sentinel] = sentinel, newest
+        self._cached += cached
+        if excess is not None:
+            raise RuntimeError(f"block {excess} was freed more often than it was taken")
         if len(blank) < self._withheld:
             self._evict_down()
 
@@ -185,8 +195,7 @@ class BlockPool:
 
     def forget(self) -> None:
         """Drop every cached content; held blocks stay held but are no longer found."""
-        while self._cached:
-            self._blank.append(self._evict_oldest())
+        self._blank += self._evict_oldest(self._cached)
         for block in self._by_hash.values():
             self._hash[block] = None
         self._by_hash.clear()
@@ -194,25 +203,25 @@ class BlockPool:
     # The list of cached blocks
 
     def _evict_down(self) -> None:
-        while len(self._blank) < self._withheld and self._cached:
-            self._blank.append(self._evict_oldest())
+        above = self._withheld - len(self._blank)
+        if above > 0:
+            self._blank += self._evict_oldest(min(above, self._cached))
 
-    def _evict_oldest(self) -> int:
-        block = self._newer[self.capacity_blocks]
-        self._unlink(block)
-        block_hash = self._hash[block]
-        assert block_hash is not None
-        del self._by_hash[block_hash]
-        self._hash[block] = None
-        self.evictions += 1
-        return block
-
-    def _link_newest(self, block: int) -> None:
-        older, newer, sentinel = self._older, self._newer, self.capacity_blocks
-        last = older[sentinel]
-        newer[last] = older[sentinel] = block
-        older[block], newer[block] = last, sentinel
-        self._cached += 1
+    def _evict_oldest(self, count: int) -> list[int]:
+        newer, hashes, by_hash = self._newer, self._hash, self._by_hash
+        taken = []
+        block = newer[self.capacity_blocks]
+        for _ in range(count):
+            block_hash = hashes[block]
+            assert block_hash is not None
+            del by_hash[block_hash]
+            hashes[block] = None
+            taken.append(block)
+            block = newer[block]
+        newer[self.capacity_blocks], self._older[block] = block, self.capacity_blocks
+        self._cached -= count
+        self.evictions += count
+        return taken
 
     def _unlink(self, block: int) -> None:
         before, after = self._older[block], self._newer[block]

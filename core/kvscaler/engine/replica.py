@@ -82,10 +82,16 @@ class ReplicaEngine:
 
     # Steps
 
+    def pump(self, now_seconds: float) -> list[EngineRequest]:
+        """Admit from the queue what fits now; `plan` does it too, for callers that need no names."""
+        admitted = self.admission.pump()
+        for request in admitted:
+            self._start(request, now_seconds)
+        return admitted
+
     def plan(self, now_seconds: float) -> StepPlan:
         """Admit what fits now and decide the next step. No chunks: there is nothing to do."""
-        for request in self.admission.pump():
-            self._start(request, now_seconds)
+        self.pump(now_seconds)
         plan = self.scheduler.plan()
         self.recorder.observe(plan.preempted, now_seconds)
         self.recorder.observe((chunk.request for chunk in plan.chunks), now_seconds)

@@ -112,23 +112,29 @@ def _advance_quiet(scheduler: "Scheduler", steps: int, source: TokenSource) -> N
     size, pool, cache = scheduler.block_tokens, scheduler.pool, scheduler.cache
     running = scheduler.running
     before = [request.computed_tokens for request in running]
-    # (step, 0 = in its plan | 1 = in its commit, place in the batch)
-    events: list[tuple[int, int, int]] = []
+    batch = len(running)
+    # Events as numbers that sort by step, then plan before commit, then place in the batch.
+    gets: list[int] = []
+    fulls: list[int] = []
+    stride, end = 2 * batch * size, 2 * batch * (steps + 1)
     for place, request in enumerate(running):
-        computed = before[place]
         request.token_ids += source.tokens(request, steps)
-        first_get = len(request.block_table) * size - computed + 1
-        events += [(step, 0, place) for step in range(first_get, steps + 1, size)]
+        first_get = len(request.block_table) * size - before[place] + 1
+        gets.extend(range(2 * batch * first_get + place, end, stride))
         if cache.enabled:
-            first_full = size - computed % size
-            events += [(step, 1, place) for step in range(first_full, steps + 1, size)]
-    events.sort()
-    for step, committed, place in events:
-        request = running[place]
-        if committed:
-            request.computed_tokens = before[place] + step
-            cache.publish(request, request.computed_tokens - 1)
-        else:
-            request.block_table += pool.get(1)
+            first_full = size - before[place] % size
+            fulls.extend(range(2 * batch * first_full + batch + place, end, stride))
+    if fulls:
+        for event in sorted(gets + fulls):
+            step, place = divmod(event, 2 * batch)
+            request = running[place % batch]
+            if place < batch:
+                request.block_table += pool.get(1)
+            else:
+                request.computed_tokens = before[place - batch] + step
+                cache.publish(request, request.computed_tokens - 1)
+    else:
+        for event, block in zip(sorted(gets), pool.get(len(gets)), strict=True):
+            running[event % batch].block_table.append(block)
     for place, request in enumerate(running):
         request.computed_tokens = before[place] + steps

@@ -1,8 +1,15 @@
 """From signals to a Decision: replicas, limits and the reasons for both."""
 
-from kvscaler.scaling.capacity import ReplicaCapacity
+from kvscaler.scaling.capacity import ReplicaCapacity, replica_capacity
 from kvscaler.scaling.decide import decide
-from kvscaler.scaling.decision import Candidate, Constraint, Decision, DecisionReason, Input
+from kvscaler.scaling.decision import (
+    Candidate,
+    Constraint,
+    Decision,
+    DecisionReason,
+    Input,
+    Unknown,
+)
 from kvscaler.scaling.fleet import DEFAULT_START_SECONDS, FleetView, ReplicaPhase, ReplicaView
 from kvscaler.scaling.history import History
 from kvscaler.scaling.spec import ScalingSpec
@@ -20,5 +27,7 @@ __all__ = [
     "ReplicaPhase",
     "ReplicaView",
     "ScalingSpec",
+    "Unknown",
     "decide",
+    "replica_capacity",
 ]

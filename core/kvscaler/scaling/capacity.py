@@ -1,7 +1,9 @@
 """What one replica can hold and compute: predicted by its budget, corrected by what it reports."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kvscaler.budget import AdmissionPolicy, KVBudget, admission_limits
 from kvscaler.performance.step_time import StepTimeModel
 from kvscaler.protocol.limits import AdmissionLimits
 
@@ -16,21 +18,37 @@ class ReplicaCapacity:
 
     kv_blocks: int
     predicted_kv_blocks: int
-    watermark_blocks: int
-    max_sequences: int
-    block_tokens: int
     limits: AdmissionLimits
     step_time: StepTimeModel | None = None
     """`None` while no replica has measured its steps and no model of it is known."""
 
     def __post_init__(self) -> None:
-        if self.kv_blocks - self.watermark_blocks < 1:
+        if self.usable_blocks < 1:
             raise ValueError(
                 f"a replica of {self.kv_blocks} KV blocks with a watermark of"
-                f" {self.watermark_blocks} holds nothing: lower the watermark or raise its memory"
+                f" {self.limits.watermark_blocks} holds nothing: lower the watermark or raise its"
+                " memory"
             )
 
     @property
     def usable_blocks(self) -> int:
         """Blocks that admission fills: all but the watermark."""
-        return self.kv_blocks - self.watermark_blocks
+        return self.limits.kv_blocks - self.limits.watermark_blocks
+
+
+def replica_capacity(
+    budget: KVBudget,
+    policy: AdmissionPolicy,
+    reported_kv_blocks: Iterable[int] = (),
+    step_time: StepTimeModel | None = None,
+) -> ReplicaCapacity:
+    """Capacity from a budget and what the ready replicas report that they allocated.
+
+    Predicted and reported blocks differ by what a budget can only estimate; the report is counted
+    from tensors, so it wins. Limits come from the same function as the replica's own. Raises
+    `ValueError` for a replica that can hold nothing.
+    """
+    reported = [blocks for blocks in reported_kv_blocks if blocks > 0]
+    blocks = min(reported) if reported else None
+    limits = admission_limits(budget, policy, calibrated_blocks=blocks)
+    return ReplicaCapacity(limits.kv_blocks, budget.blocks, limits, step_time)

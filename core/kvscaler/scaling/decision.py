@@ -65,6 +65,14 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Unknown:
+    """A constraint that can't be computed, and why: it takes no part in the decision."""
+
+    constraint: Constraint
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """Desired replicas and per-replica limits, and why.
 
@@ -80,6 +88,7 @@ class Decision:
     message: str
     candidates: tuple[Candidate, ...]
     runner_up: Candidate | None
+    unknown: tuple[Unknown, ...]
     inputs: tuple[Input, ...]
     limits: AdmissionLimits | None
     victims: tuple[str, ...]

@@ -53,3 +53,13 @@ class FleetView:
     def supply(self) -> int:
         """Replicas that serve or soon will."""
         return self.count(ReplicaPhase.READY, ReplicaPhase.WARMING)
+
+    def scaled_up_within(self, now: float, seconds: float) -> bool:
+        """Whether a round of growth is under way, or came to others less than `seconds` ago.
+
+        A first replica is no growth: nothing was queueing before it.
+        """
+        if self.count(ReplicaPhase.WARMING):
+            return True
+        ready = [r.since for r in self.replicas if r.phase is ReplicaPhase.READY]
+        return len(ready) > 1 and now - max(ready) < seconds

@@ -1,5 +1,6 @@
 """Signals with their age, and windows of traffic statistics."""
 
+from kvscaler.traffic.history import MAX_AGE_SECONDS, SampleHistory
 from kvscaler.traffic.samples import TrafficSample
 from kvscaler.traffic.signal import (
     AbsenceReason,
@@ -15,12 +16,14 @@ from kvscaler.traffic.signal import (
 from kvscaler.traffic.window import LengthBasis, LengthStatistics, Rate, TrafficWindow
 
 __all__ = [
+    "MAX_AGE_SECONDS",
     "AbsenceReason",
     "Absent",
     "LengthBasis",
     "LengthStatistics",
     "Present",
     "Rate",
+    "SampleHistory",
     "Signal",
     "TrafficSample",
     "TrafficWindow",

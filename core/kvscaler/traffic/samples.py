@@ -1,9 +1,4 @@
-"""Successive counter readings of every replica, kept for the length of a traffic window.
-
-Counters are cumulative per process: `started_at` tells a restart apart, and what a process counted
-before it was first seen belongs to the window only if it began within it. Replicas appear and
-vanish; what a vanished one counted stays in the buckets of its time and nowhere else.
-"""
+"""One reading of a replica's cumulative counters."""
 
 from dataclasses import dataclass
 
@@ -12,10 +7,15 @@ from kvscaler.protocol.state import InFlight, ReplicaState, TrafficCounters
 
 @dataclass(frozen=True, slots=True)
 class TrafficSample:
-    """One reading. `time` is the reader's clock (for Prometheus: the scrape's time)."""
+    """One reading. `time` is the reader's clock (for Prometheus: the scrape's time).
+
+    `process_seconds` is the age of the process by the replica's own clock, so that a skewed clock
+    does not move its start.
+    """
 
     pod_uid: str
     started_at: float
+    process_seconds: float
     time: float
     counters: TrafficCounters
     in_flight: InFlight
@@ -27,5 +27,16 @@ class TrafficSample:
     ) -> "TrafficSample":
         """The reading in a replica's state."""
         return cls(
-            state.pod_uid, state.started_at, received_at, state.traffic, state.in_flight, source
+            pod_uid=state.pod_uid,
+            started_at=state.started_at,
+            process_seconds=max(0.0, state.observed_at - state.started_at),
+            time=received_at,
+            counters=state.traffic,
+            in_flight=state.in_flight,
+            source=source,
         )
+
+    @property
+    def process_start(self) -> float:
+        """When the process started, by the reader's clock."""
+        return self.time - self.process_seconds

@@ -48,14 +48,13 @@ class LimitsInForce:
         self._clamped = clamped
         return self.applied
 
-    def report(self, reserved_blocks: int) -> LimitsReport:
-        """For `/state` and the admin API; use above a lowered limit is pending."""
-        pending = reserved_blocks if reserved_blocks > self.applied.kv_blocks else None
+    def report(self, pending_kv_blocks: int | None) -> LimitsReport:
+        """For `/state` and the admin API."""
         return LimitsReport(
             hash=self._applied_hash,
             applied=self.applied,
             own_hash=self._own_hash,
             requested_hash=self._requested_hash,
             clamped=self._clamped,
-            pending_kv_blocks=pending,
+            pending_kv_blocks=pending_kv_blocks,
         )

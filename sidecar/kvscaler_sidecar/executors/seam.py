@@ -55,14 +55,24 @@ class Executor(Protocol):
     """Runs steps over a pool of `kv_blocks` blocks that it has allocated."""
 
     report: ExecutorReport
-    kv_blocks: int
     block_tokens: int
     block_bytes: int
     """Over all layers, keys and values."""
-    pool_bytes: int
-    """Counted from the allocated tensors."""
-    weight_bytes: int
-    """Counted from the loaded tensors."""
+
+    @property
+    def kv_blocks(self) -> int:
+        """Blocks of the pool."""
+        ...
+
+    @property
+    def pool_bytes(self) -> int:
+        """Counted from the allocated tensors."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Counted from the loaded tensors."""
+        ...
 
     def add(self, request: EngineRequest, params: SamplingParams) -> None:
         """Learn how to sample a request."""

@@ -38,6 +38,8 @@ class Refusal(Exception):
     """Dotted path of the field at fault."""
     retry_after_seconds: float | None = None
     """When trying again makes sense; absent where waiting does not help."""
+    counted: bool = False
+    """Whether the engine's own counters have it already."""
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.message}"

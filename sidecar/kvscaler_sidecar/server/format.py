@@ -7,7 +7,6 @@ from typing import Any, Protocol
 from kvscaler.engine.request import FinishReason
 
 from kvscaler_sidecar.engine.job import Finished, Produced
-from kvscaler_sidecar.executors.seam import TokenLogprobs
 
 TokenText = Callable[[int], str]
 
@@ -182,16 +181,15 @@ class ChatShape:
             "content": [
                 {
                     **self._entry(token.token_id, token.logprobs.logprob),
-                    "top_logprobs": self._top(token.logprobs),
+                    "top_logprobs": [
+                        self._entry(other, value) for other, value in token.logprobs.top
+                    ],
                 }
                 for token in tokens
                 if token.logprobs is not None
             ],
             "refusal": None,
         }
-
-    def _top(self, logprobs: TokenLogprobs) -> list[dict[str, Any]]:
-        return [self._entry(token_id, value) for token_id, value in logprobs.top]
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         text = self._token_text(token_id)

@@ -29,6 +29,9 @@ MAX_SEQUENCES_PER_REQUEST = 128
 class Submitter(Protocol):
     """The engine as the HTTP loop uses it."""
 
+    max_request_tokens: int
+    """Longest prompt plus output that the limits in force admit."""
+
     def submit(self, jobs: Sequence[Job]) -> None:
         """Offer jobs for admission; the answers come to their mailboxes."""
         ...
@@ -36,13 +39,6 @@ class Submitter(Protocol):
     def abort(self, jobs: Sequence[Job]) -> None:
         """End jobs that nobody waits for; finished ones are left alone."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """Token ids of one prompt, and its text where the client sent one."""
-
-    token_ids: list[int]
 
 
 async def tokenize(encode: Callable[[str], list[int]], text: str) -> list[int]:
@@ -53,11 +49,16 @@ async def tokenize(encode: Callable[[str], list[int]], text: str) -> list[int]:
 
 
 def check_length(
-    prompt_tokens: int, output_tokens: int | None, max_context_tokens: int, param: str
+    prompt_tokens: int,
+    output_tokens: int | None,
+    max_context_tokens: int,
+    max_request_tokens: int,
+    param: str,
 ) -> int:
-    """Output tokens that the request may make: what it asks for, or what the context leaves.
+    """Output tokens that the request may make: what it asks for, or what there is room for.
 
-    Refuses an empty prompt, one that fills the context, and a sum that exceeds it.
+    Room is what the prompt leaves of the model's context and of the limits in force. Refuses an
+    empty prompt, one that fills the context, and a sum that exceeds it; the rest is admission's.
     """
     if prompt_tokens == 0:
         raise Refusal(
@@ -75,7 +76,7 @@ def check_length(
             param=param,
         )
     if output_tokens is None:
-        return room
+        return max(1, min(room, max_request_tokens - prompt_tokens))
     if output_tokens > room:
         raise Refusal(
             RefusalReason.CONTEXT_TOO_LONG,

@@ -8,7 +8,7 @@ the replica.
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from kvscaler.protocol.refusals import RefusalReason
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kvscaler_sidecar.chat_template import ChatTemplateError
 from kvscaler_sidecar.drain import Drain
 from kvscaler_sidecar.engine.job import Finished, Mailbox, Produced
 from kvscaler_sidecar.executors.seam import SamplingParams, Tokenizer
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 
 OWNER = "kvscaler"
 
+Handler = Callable[[Exchange], Awaitable[None]]
+
 
 @dataclass(frozen=True, slots=True)
 class Serving:
@@ -53,6 +56,16 @@ class Serving:
     engine: Submitter
     text: Tokenizer
     max_context_tokens: int
+
+    def check_length(self, prompt_tokens: int, output_tokens: int | None, param: str) -> int:
+        """`generate.check_length` for this replica."""
+        return check_length(
+            prompt_tokens,
+            output_tokens,
+            self.max_context_tokens,
+            self.engine.max_request_tokens,
+            param,
+        )
 
 
 class OpenAIServer:
@@ -74,13 +87,23 @@ class OpenAIServer:
         self._refused = refused
         self._max_body_bytes = max_body_bytes
         self._started_at = started_at
+        self.live_requests = 0
+        """Requests accepted and not yet answered in full."""
 
     def app(self) -> ASGIApp:
         """The ASGI application."""
         return Router(
             routes=[
-                Route("/v1/completions", _Endpoint(self, self._completions), methods=["POST"]),
-                Route("/v1/chat/completions", _Endpoint(self, self._chat), methods=["POST"]),
+                Route(
+                    "/v1/completions",
+                    _Endpoint(self, self._counted(self._completions)),
+                    methods=["POST"],
+                ),
+                Route(
+                    "/v1/chat/completions",
+                    _Endpoint(self, self._counted(self._chat)),
+                    methods=["POST"],
+                ),
                 Route("/v1/models", _Endpoint(self, self._models), methods=["GET"]),
                 Route("/v1/models/{name:path}", _Endpoint(self, self._model), methods=["GET"]),
             ],
@@ -88,14 +111,15 @@ class OpenAIServer:
             redirect_slashes=False,
         )
 
-    async def handle(self, exchange: Exchange, handler: Callable[[Exchange], Any]) -> None:
+    async def handle(self, exchange: Exchange, handler: Handler) -> None:
         """Run `handler`; every way that it can end is answered here."""
         if self._drain.phase is not DrainPhase.SERVING:
             exchange.extra_headers.append(("connection", "close"))
         try:
             await handler(exchange)
         except Refusal as refusal:
-            self._refused(refusal.reason)
+            if not refusal.counted:
+                self._refused(refusal.reason)
             log.info("refused", extra={"reason": str(refusal.reason), "why": refusal.message})
             await exchange.refuse(refusal)
         except ClientGone:
@@ -106,6 +130,22 @@ class OpenAIServer:
                 raise
             body = error_body(500, "The server failed; its log has the cause.", None, "internal")
             await exchange.send_json(500, body)
+
+    def _counted(self, handler: Handler) -> Handler:
+        """`handler`, counted as live from before its first check to the end of its response.
+
+        The count comes first: a drain that saw no live request must not end the process while
+        one has passed its check.
+        """
+
+        async def handle(exchange: Exchange) -> None:
+            self.live_requests += 1
+            try:
+                await handler(exchange)
+            finally:
+                self.live_requests -= 1
+
+        return handle
 
     def _ready(self) -> Serving:
         """The loaded replica, unless it is not there yet or says goodbye."""
@@ -145,11 +185,8 @@ class OpenAIServer:
             else:
                 prompts.append(_checked_ids(prompt, serving.text.vocab_size))
         if not prompts:
-            check_length(0, None, serving.max_context_tokens, "prompt")
-        limits = [
-            check_length(len(p), request.max_tokens, serving.max_context_tokens, "prompt")
-            for p in prompts
-        ]
+            serving.check_length(0, None, "prompt")
+        limits = [serving.check_length(len(p), request.max_tokens, "prompt") for p in prompts]
         wanted = Wanted(
             request_id=new_request_id("cmpl"),
             prompts=prompts,
@@ -172,11 +209,14 @@ class OpenAIServer:
         request = parse_chat(body)
         self._check_model(request.model)
         messages = [{"role": m.role, "content": m.text} for m in request.messages]
-        text = serving.text.render_chat(messages)
+        try:
+            text = serving.text.render_chat(messages)
+        except ChatTemplateError as error:
+            raise Refusal(
+                RefusalReason.INVALID_REQUEST, f"These messages make no prompt: {error}", "messages"
+            ) from error
         prompt = await tokenize(serving.text.encode, text)
-        limit = check_length(
-            len(prompt), request.output_limit, serving.max_context_tokens, "messages"
-        )
+        limit = serving.check_length(len(prompt), request.output_limit, "messages")
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
         wanted = Wanted(
             request_id=new_request_id("chatcmpl"),
@@ -315,7 +355,7 @@ class _Stream:
 class _Endpoint:
     """A route's endpoint on bare ASGI: Starlette takes objects that are no functions as such."""
 
-    def __init__(self, server: OpenAIServer, handler: Callable[[Exchange], Any]) -> None:
+    def __init__(self, server: OpenAIServer, handler: Handler) -> None:
         self._server = server
         self._handler = handler
 

@@ -66,7 +66,7 @@ class _Common(BaseModel):
     """0 takes all tokens; not in OpenAI's API, as in other engines."""
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     ignore_eos: bool = False
     """Generate on after the end-of-sequence token; for load tests, as in other engines."""

@@ -1,0 +1,225 @@
+"""What a client can get wrong: each gets its status, a reason header and words that help."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kvscaler_sidecar.server.errors import Refusal
+from kvscaler_sidecar.server.schema import parse_chat, parse_completion
+
+from tests.sidecar.replicas import MODEL, Running, running
+
+OK = {"model": MODEL, "prompt": "abc"}
+CHAT_OK = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
+
+
+async def refused(replica: Running, body: Any, path: str = "/v1/completions") -> tuple[int, Any]:
+    answer = await replica.post(path, body)
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return answer.status_code, (answer.headers["x-kvscaler-reason"], error)
+
+
+async def test_over_http(tmp_path: Path) -> None:
+    async with running(tmp_path) as replica:
+        status, (reason, error) = await refused(replica, b'{"model": "parrot", ')
+        assert (status, reason) == (400, "InvalidRequest")
+        assert "not valid JSON" in error["message"]
+        status, (reason, error) = await refused(replica, {**OK, "model": "cat"})
+        assert (status, reason, error["code"]) == (404, "UnknownModel", "model_not_found")
+        assert MODEL in error["message"]
+        status, (reason, error) = await refused(replica, {**OK, "prompt": ""})
+        assert (status, reason) == (400, "InvalidRequest")
+        assert "empty" in error["message"]
+        status, (reason, error) = await refused(replica, {**OK, "prompt": []})
+        assert (status, reason) == (400, "InvalidRequest")
+        status, (reason, error) = await refused(replica, {**OK, "prompt": [1, 256]})
+        assert (status, reason) == (400, "InvalidRequest")
+        assert "256" in error["message"]
+        status, (reason, error) = await refused(replica, {**OK, "prompt": "x" * 128})
+        assert (status, reason) == (413, "ContextTooLong")
+        assert "maximum context length is 128 tokens" in error["message"]
+        assert error["code"] == "context_length_exceeded"
+        status, (reason, error) = await refused(replica, {**OK, "max_tokens": 126})
+        assert (status, reason, error["param"]) == (413, "ContextTooLong", "max_tokens")
+        status, (reason, error) = await refused(
+            replica, {**CHAT_OK, "tools": [{"type": "function"}]}, "/v1/chat/completions"
+        )
+        assert (status, reason, error["param"]) == (400, "UnsupportedField", "tools")
+        state = await replica.state()
+        assert state.traffic.refused == {
+            "InvalidRequest": 4,
+            "UnknownModel": 1,
+            "ContextTooLong": 2,
+            "UnsupportedField": 1,
+        }
+        assert (await replica.complete("still here", max_tokens=2)).status_code == 200
+
+
+async def test_unknown_paths_and_methods(tmp_path: Path) -> None:
+    async with running(tmp_path) as replica:
+        missing = await replica.post("/v1/embeddings", OK)
+        method = await replica.client.get(replica.url("http", "/v1/completions"))
+    assert missing.status_code == 404
+    assert "/v1/chat/completions" in missing.json()["error"]["message"]
+    assert method.status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 1.5}, "n"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"seed": 2**70}, "seed"),
+        ({"stream": "yes"}, "stream"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": [[-1]]}, "prompt"),
+        ({"model": None}, "model"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ],
+)
+def test_wrong_values_are_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        parse_completion(json.dumps({**OK, **fields}).encode())
+    assert caught.value.status == 400
+    assert caught.value.param is not None
+    assert caught.value.param.startswith(param)
+    assert param.split(".", maxsplit=1)[0] in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{"type": "function"}]},
+        {"tool_choice": "required"},
+        {"response_format": {"type": "json_object"}},
+        {"logit_bias": {"5": 1}},
+        {"functions": [{}]},
+        {"audio": {}},
+        {"web_search_options": {}},
+        {"reasoning_effort": "low"},
+        {"store": True},
+        {"no_such_field": 1},
+        {"stream_options": {"include_obfuscation": True}},
+    ],
+)
+def test_unsupported_fields_are_refused_by_name(fields: dict[str, Any]) -> None:
+    with pytest.raises(Refusal) as caught:
+        parse_chat(json.dumps({**CHAT_OK, **fields}).encode())
+    assert str(caught.value.reason) == "UnsupportedField"
+    assert next(iter(fields)) in (caught.value.param or "")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"echo": True},
+        {"best_of": 2},
+        {"suffix": "x"},
+        {"prompt_logprobs": 1},
+        {"use_beam_search": True},
+    ],
+)
+def test_unsupported_fields_of_completions(fields: dict[str, Any]) -> None:
+    with pytest.raises(Refusal) as caught:
+        parse_completion(json.dumps({**OK, **fields}).encode())
+    assert caught.value.param == next(iter(fields))
+
+
+def test_what_asks_for_nothing_is_accepted() -> None:
+    parse_completion(
+        json.dumps(
+            {
+                **OK,
+                "user": "u-1",
+                "echo": False,
+                "best_of": 1,
+                "suffix": None,
+                "logit_bias": {},
+                "logprobs": None,
+                "stop": None,
+                "temperature": None,
+                "n": None,
+                "stream_options": None,
+            }
+        ).encode()
+    )
+    parse_chat(
+        json.dumps(
+            {
+                **CHAT_OK,
+                "tools": None,
+                "response_format": {"type": "text"},
+                "metadata": {"a": "b"},
+                "store": False,
+                "service_tier": "auto",
+            }
+        ).encode()
+    )
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        "hello",
+        [{"role": "tool", "content": "x"}],
+        [{"role": "user"}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        [{"role": "assistant", "content": "x", "tool_calls": []}],
+    ],
+)
+def test_messages_that_are_not_understood(messages: Any) -> None:
+    with pytest.raises(Refusal) as caught:
+        parse_chat(json.dumps({"model": MODEL, "messages": messages}).encode())
+    assert caught.value.status == 400
+    assert (caught.value.param or "").startswith("messages")
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"null", b'"x"', b"\xff\xfe", b"[" * 100_000])
+def test_bodies_that_are_no_object(body: bytes) -> None:
+    with pytest.raises(Refusal) as caught:
+        parse_completion(body)
+    assert caught.value.status == 400
+
+
+async def test_a_100_mb_body_is_refused_without_reading_it(tmp_path: Path) -> None:
+    """The answer comes after the head alone: none of the body was sent yet."""
+    async with running(tmp_path) as replica:
+        reader, writer = await asyncio.open_connection("127.0.0.1", replica.ports["http"])
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 104857600\r\n\r\n"
+        )
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        writer.close()
+    assert head.startswith(b"HTTP/1.1 413 ")
+    assert b"x-kvscaler-reason: BodyTooLarge" in head
+
+
+async def test_a_chunked_body_is_counted(tmp_path: Path) -> None:
+    """One byte more than the limit is enough, long before the client's end of the body."""
+    async with running(tmp_path, max_body_bytes=100_000) as replica:
+        reader, writer = await asyncio.open_connection("127.0.0.1", replica.ports["http"])
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        for _ in range(11):
+            writer.write(b"%x\r\n%s\r\n" % (10_000, b"x" * 10_000))
+        await writer.drain()
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        writer.close()
+    assert head.startswith(b"HTTP/1.1 413 ")
