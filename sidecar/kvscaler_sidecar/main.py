@@ -2,8 +2,11 @@
 
 import argparse
 import logging
+import os
 import sys
+import threading
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import uvloop
 from kvscaler import __version__
@@ -16,17 +19,18 @@ from kvscaler_sidecar.config import (
     add_arguments,
     load,
 )
-from kvscaler_sidecar.loader import TorchLoader
-from kvscaler_sidecar.replica import Loader, Replica
-from kvscaler_sidecar.server.listeners import bind
 from kvscaler_sidecar.start import (
     EXIT_REFUSED,
+    LOADING_THREAD,
     Plan,
     StartRefused,
     container_memory_limit_bytes,
     leave_message,
     plan_start,
 )
+
+if TYPE_CHECKING:
+    from kvscaler_sidecar.replica import Loader
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def serve(settings: Settings) -> int:
     """Serve until told to stop; the exit code."""
+    # Imported late: help and wrong options need not wait for the libraries of a model.
+    from kvscaler_sidecar.loader import TorchLoader  # noqa: PLC0415
+
     try:
         loader = TorchLoader.for_machine(settings)
         plan = plan_start(settings, loader.compute.name, container_memory_limit_bytes())
@@ -70,10 +77,18 @@ def serve(settings: Settings) -> int:
         leave_message(settings.termination_log, str(error))
         return EXIT_REFUSED
     code: int = uvloop.run(_serve(settings, plan, loader))
+    if any(thread.name == LOADING_THREAD for thread in threading.enumerate()):
+        # Told to stop while loading: native code can't be interrupted, and unloading it under a
+        # running thread aborts the process. Nothing was accepted, so nothing is lost.
+        logging.shutdown()
+        os._exit(code)
     return code
 
 
-async def _serve(settings: Settings, plan: Plan, loader: Loader) -> int:
+async def _serve(settings: Settings, plan: Plan, loader: "Loader") -> int:
+    from kvscaler_sidecar.replica import Replica  # noqa: PLC0415
+    from kvscaler_sidecar.server.listeners import bind  # noqa: PLC0415
+
     ports = {
         "http": settings.http_port,
         "metrics": settings.metrics_port,

@@ -31,7 +31,7 @@ from kvscaler_sidecar.metrics import Latencies, StateCollector
 from kvscaler_sidecar.server.listeners import Listeners
 from kvscaler_sidecar.server.observe import Health, observe_app, readiness
 from kvscaler_sidecar.server.openai import OpenAIServer, Serving
-from kvscaler_sidecar.start import EXIT_REFUSED, Plan, StartRefused
+from kvscaler_sidecar.start import EXIT_REFUSED, LOADING_THREAD, Plan, StartRefused
 from kvscaler_sidecar.state import StateBuilder
 
 log = logging.getLogger(__name__)
@@ -258,5 +258,5 @@ class Replica:
             with contextlib.suppress(RuntimeError):  # the loop closed: the process is ending
                 loop.call_soon_threadsafe(settle, loaded, error)
 
-        threading.Thread(target=load, name="load", daemon=True).start()
+        threading.Thread(target=load, name=LOADING_THREAD, daemon=True).start()
         return future

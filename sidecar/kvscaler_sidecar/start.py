@@ -30,6 +30,9 @@ from kvscaler_sidecar.config import Settings
 EXIT_REFUSED = 78
 """`EX_CONFIG` of sysexits.h: starting again without a change gives the same answer."""
 
+LOADING_THREAD = "load"
+"""Name of the thread that loads; while it lives, the process can't end in an orderly way."""
+
 ENGINE_TYPE = "Kvscaler"
 BUILTIN = "builtin://"
 CGROUP_LIMIT_FILES = (
