@@ -15,10 +15,10 @@ from kvscaler.protocol.state import StepCosts
 
 from kvscaler_sidecar.executors.seam import SampledToken, SamplingParams
 
-REPEATS = 3
+REPEATS = 2
 _MANY_SEQUENCES = 8
 _LONG_CONTEXT_TOKENS = 512
-_PREFILL_TOKENS = 64
+_PREFILL_TOKENS = 32
 _GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -41,20 +41,20 @@ class Stepper(Protocol):
         """As in `seam.Executor`."""
 
 
-def measure_step_costs(executor: Stepper) -> StepCosts:
+def measure_step_costs(executor: Stepper, max_context_tokens: int, step_tokens: int) -> StepCosts:
     """Constants of the step-time model; a term that a small pool can't show is taken as 0."""
     pool_tokens = executor.kv_blocks * executor.block_tokens
-    long = min(_LONG_CONTEXT_TOKENS, pool_tokens)
+    long = min(_LONG_CONTEXT_TOKENS, pool_tokens, max_context_tokens)
     short = min(executor.block_tokens, long)
-    prefill = min(_PREFILL_TOKENS, long)
+    prefill = min(_PREFILL_TOKENS, long, step_tokens)
+    batch = min(_MANY_SEQUENCES, step_tokens)
     _decode_seconds(executor, 1, short)  # the first step of all pays for what is made lazily
     one = _decode_seconds(executor, 1, short)
-    many = _decode_seconds(executor, _MANY_SEQUENCES, short)
-    deep = _decode_seconds(executor, _MANY_SEQUENCES, long)
+    many = _decode_seconds(executor, batch, short)
+    deep = _decode_seconds(executor, batch, long)
     wide = _seconds(executor, [_chunk(executor, 0, 0, prefill)])
-    context = (deep - many) / (_MANY_SEQUENCES * (long - short)) if long > short else 0.0
-    context = max(0.0, context)
-    sequence = max(0.0, (many - one) / (_MANY_SEQUENCES - 1) - context * short)
+    context = max(0.0, (deep - many) / (batch * (long - short))) if long > short else 0.0
+    sequence = max(0.0, (many - one) / (batch - 1) - context * short) if batch > 1 else 0.0
     base = max(0.0, one - sequence - context * short)
     token = max(0.0, (wide - base - context * prefill) / prefill)
     return StepCosts(

@@ -176,7 +176,8 @@ class Torch:
 
     def measure(self) -> StepCosts:
         """Time a few steps on the allocated, still unused pool."""
-        return measure_step_costs(self)
+        settings = self.settings
+        return measure_step_costs(self, settings.max_context_tokens, settings.step_tokens)
 
     def _check(self, plan: StepPlan) -> None:
         rows = sum(chunk.length for chunk in plan.chunks)
