@@ -26,7 +26,7 @@ class Paced:
     words: str = ""
 
 
-def pace(  # noqa: PLR0917 - want, room and fleet, in the order of use
+def pace(
     spec: ScalingSpec,
     wanted: int,
     usable_blocks: int,

@@ -17,10 +17,14 @@ from kvscaler.scaling.decision import Candidate, Constraint, Decision, DecisionR
 from kvscaler.scaling.demand import Demand, demand
 from kvscaler.scaling.fleet import FleetView, ReplicaPhase
 from kvscaler.scaling.history import History
+from kvscaler.scaling.rounding import replicas_for
 from kvscaler.scaling.spec import ScalingSpec
 from kvscaler.scaling.victims import victims
 from kvscaler.traffic.signal import Absent, Signal
 from kvscaler.traffic.window import TrafficWindow
+
+TOLERANCE = 0.1
+"""Share by which a need may exceed what is there before the fleet grows, as in the HPA."""
 
 BRIEF_LOSS_SECONDS = 30.0
 """A loss of signals shorter than this leaves the stabilization window as it is; after a longer one
@@ -46,7 +50,7 @@ class _Situation:
         return max(self.spec.min_replicas, min(self.spec.max_replicas, replicas))
 
 
-def decide(  # noqa: PLR0917 - the design names these seven, in this order
+def decide(
     spec: ScalingSpec,
     capacity: Signal[ReplicaCapacity],
     traffic: Signal[TrafficWindow],
@@ -68,12 +72,19 @@ def decide(  # noqa: PLR0917 - the design names these seven, in this order
     measured = any(c.constraint is not Constraint.MIN_REPLICAS for c in candidates)
     complete = look.complete and measured
     history = _note_signals(history, held, now, complete=complete)
-    wanted = at.clamp(candidates[0].replicas)
+    wanted = at.clamp(max(_tolerant(c, fleet.target_replicas) for c in candidates))
     if not complete and wanted <= held:
         return _hold(at, history, held)
     history = history.observe(now, wanted, spec.stabilization_seconds)
     usable = 1 if isinstance(capacity, Absent) else capacity.value.usable_blocks
     return _conclude(at, history, pace(spec, wanted, usable, look.live, fleet, history))
+
+
+def _tolerant(candidate: Candidate, target: int) -> int:
+    """What a candidate asks for, growth reduced by the tolerance: noise alone adds no replica."""
+    if candidate.constraint is Constraint.MIN_REPLICAS or candidate.replicas <= target:
+        return candidate.replicas
+    return max(target, replicas_for(candidate.needed / (1.0 + TOLERANCE)))
 
 
 def _note_signals(history: History, held: int, now: float, *, complete: bool) -> History:
@@ -141,10 +152,12 @@ def _conclude(at: _Situation, history: History, paced: Paced) -> Decision:
     runner_up = at.candidates[1] if len(at.candidates) > 1 else None
     if paced.held:
         constraint, words, runner_up = Constraint.BEHAVIOUR, paced.words, top
-    elif top.replicas > at.spec.max_replicas:
+    elif top.replicas > at.spec.max_replicas == paced.replicas:
         constraint, runner_up = Constraint.MAX_REPLICAS, top
         words = f"maxReplicas is {at.spec.max_replicas}"
         reason = DecisionReason.AT_MAXIMUM if reason is DecisionReason.STEADY else reason
+    elif top.replicas > paced.replicas:
+        words += f"; {paced.replicas} are within {TOLERANCE:.0%} of it"
     elif top.constraint is Constraint.MIN_REPLICAS and reason is DecisionReason.STEADY:
         reason = DecisionReason.AT_MINIMUM
     return _decision(

@@ -109,7 +109,8 @@ class SampleHistory:
         self, now: float, coverage: float, time: float, fresh: Collection[str]
     ) -> TrafficWindow:
         upto = max(samples[-1].time for samples in self._samples.values())
-        since = max(self._watching_since or upto, now - WINDOW_SECONDS)
+        watching = upto if self._watching_since is None else self._watching_since
+        since = max(watching, now - WINDOW_SECONDS)
         arrivals = list(self._spans(arithmetic.demand_arrivals, since))
         refusals = list(self._spans(arithmetic.capacity_refusals, upto - LEVEL_SECONDS))
         short, level = max(since, upto - SHORT_SECONDS), max(since, upto - LEVEL_SECONDS)

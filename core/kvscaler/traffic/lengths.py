@@ -10,12 +10,11 @@ What the requests in flight have generated already corrects it:
 - if all outputs are alike, a request in flight is a finished one in part, and the finished mean
   is right as it is.
 
-Between the last two the squared coefficient of variation of finished outputs decides. It is itself
-too small while only short ones have finished, so 1/√F is added: with few finished requests the
-estimate errs on the long side, and the doubt goes as they become many.
+Between the last two the squared coefficient of variation c decides. Among finished requests it is
+as biased as the mean, but those in flight tell it too: met at a random moment they have come
+m·(1 + c)/2 far on average (the inspection paradox), so c = 2·g/m - 1, and the larger of the two
+counts. With few finished neither is known, so 1/F is added: the doubt errs on the long side.
 """
-
-import math
 
 from kvscaler.protocol.state import InFlight, TrafficCounters
 from kvscaler.traffic.window import LengthBasis, LengthStatistics
@@ -33,7 +32,8 @@ def output_correction(
     mean = output_tokens / finished
     partial = in_flight.generated_tokens / mean
     seen = max(0.0, output_squared / finished / mean**2 - 1.0)
-    variation = min(1.0, seen + 1.0 / math.sqrt(finished))
+    inspected = 2.0 * in_flight.generated_tokens / in_flight.requests / mean - 1.0
+    variation = min(1.0, max(seen, inspected) + 1.0 / finished)
     memoryless = (finished + partial) / (finished + (1.0 - variation) * partial)
     at_least = (finished + partial) / (finished + in_flight.requests)
     return max(1.0, memoryless, at_least)

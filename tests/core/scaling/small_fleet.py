@@ -81,9 +81,7 @@ class Replica:
 
     def offer(self, request: Request) -> bool:
         p = request.prompt
-        self.count(
-            arrivals=1, arrival_prompt_tokens=p, arrival_prompt_tokens_squared=p * p
-        )
+        self.count(arrivals=1, arrival_prompt_tokens=p, arrival_prompt_tokens_squared=p * p)
         self.admit()
         if len(self.waiting) >= self.queue_requests:
             self.refused += 1

@@ -1,0 +1,154 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvscaler.protocol.refusals import RefusalReason
+from kvscaler.protocol.state import InFlight, TrafficCounters
+from kvscaler.traffic import Absent, AbsenceReason, Present, SampleHistory, TrafficSample
+
+
+def sample(pod: str, time: float, arrivals: int, started: float = 0.0, **more) -> TrafficSample:
+    counters = TrafficCounters(arrivals=arrivals, **more)
+    return TrafficSample(pod, started, time - started, time, counters, InFlight(), "direct")
+
+
+def steady(history: SampleHistory, pod: str, start: float, end: float, rate: float, **more) -> None:
+    t = start
+    while t <= end:
+        history.observe(sample(pod, t, int(rate * (t - start)), **more))
+        t += 1.0
+
+
+def window(history: SampleHistory, now: float, *pods: str):
+    signal = history.window(now, pods)
+    assert isinstance(signal, Present), signal
+    return signal.value
+
+
+def test_rates_come_from_differences_of_counters():
+    history = SampleHistory()
+    steady(history, "a", 0.0, 100.0, 2.0)
+    found = window(history, 100.0, "a")
+    assert found.arrivals_short.count == pytest.approx(24)
+    assert found.arrivals_level.per_second == pytest.approx(2.0)
+    assert [round(b.count) for b in found.arrival_buckets] == [30] * 6
+    assert found.coverage == 1.0
+
+
+def test_what_was_counted_before_we_watched_is_a_baseline():
+    history = SampleHistory()
+    history.observe(sample("a", 1000.0, 50_000))
+    history.observe(sample("a", 1010.0, 50_010))
+    found = window(history, 1010.0, "a")
+    assert found.arrivals_level.count == pytest.approx(10)
+    assert found.arrivals_level.seconds == pytest.approx(10)
+
+
+def test_a_pod_that_starts_while_we_watch_brings_all_its_arrivals():
+    history = SampleHistory()
+    steady(history, "a", 0.0, 60.0, 1.0)
+    history.observe(sample("b", 60.0, 20, started=50.0))
+    assert window(history, 60.0, "a", "b").arrivals_short.count == pytest.approx(12 + 20)
+
+
+def test_a_restart_resets_counters_and_loses_no_rate():
+    history = SampleHistory()
+    steady(history, "a", 0.0, 50.0, 2.0)
+    history.observe(sample("a", 52.0, 2, started=51.0))
+    history.observe(sample("a", 60.0, 18, started=51.0))
+    found = window(history, 60.0, "a")
+    assert found.arrivals_short.count == pytest.approx(2 * 2 + 18, abs=0.1)
+    assert found.arrivals_level.per_second == pytest.approx(2.0, rel=0.06)
+
+
+def test_pitfall_13_a_vanished_pod_leaves_with_its_time():
+    history = SampleHistory()
+    steady(history, "gone", 0.0, 50.0, 10.0)
+    steady(history, "a", 0.0, 100.0, 1.0)
+    found = window(history, 100.0, "a")
+    assert found.arrivals_level.count == pytest.approx(45)
+    assert found.coverage == 1.0
+    assert sum(b.count for b in found.arrival_buckets) > 400
+    steady(history, "a", 101.0, 900.0, 1.0, started=100.5)
+    assert history.last_seen("gone") == 50.0
+    window(history, 900.0, "a")
+    assert history.last_seen("gone") is None
+
+
+def test_two_paths_feed_one_history_and_the_slower_is_not_taken():
+    history = SampleHistory()
+    history.observe(sample("a", 10.0, 100))
+    late = history.observe(sample("a", 8.0, 90))
+    assert isinstance(late, Absent)
+    assert late.reason is AbsenceReason.STALE
+
+
+def test_pitfall_7_counters_that_run_back_within_a_process_are_mismatched():
+    history = SampleHistory()
+    history.observe(sample("a", 10.0, 100))
+    other = history.observe(sample("a", 12.0, 3))
+    assert isinstance(other, Absent)
+    assert other.reason is AbsenceReason.MISMATCHED
+    assert "ran back" in other.detail
+
+
+def test_pitfall_6_stale_readings_are_absent_and_partial_ones_are_said_to_be():
+    history = SampleHistory()
+    steady(history, "a", 0.0, 100.0, 1.0)
+    steady(history, "b", 0.0, 60.0, 1.0)
+    assert window(history, 100.0, "a", "b").coverage == 0.5
+    stale = history.window(200.0, ["a", "b"])
+    assert isinstance(stale, Absent)
+    assert stale.reason is AbsenceReason.STALE
+    never = history.window(100.0, ["c"])
+    assert isinstance(never, Absent)
+    assert never.reason is AbsenceReason.MISSING
+
+
+def test_arrivals_that_no_replica_could_serve_are_no_demand_and_refused_ones_are():
+    history = SampleHistory()
+    history.observe(sample("a", 0.0, 0))
+    refused = {RefusalReason.NEVER_FITS.value: 10, RefusalReason.QUEUE_FULL.value: 5}
+    history.observe(sample("a", 20.0, 40, refused=refused))
+    found = window(history, 20.0, "a")
+    assert found.arrivals_level.count == pytest.approx(30)
+    assert found.refused_level.count == pytest.approx(5)
+    assert found.refused == refused
+
+
+def test_attainment_counts_refused_as_misses_and_is_unknown_without_requests():
+    history = SampleHistory()
+    history.observe(sample("a", 0.0, 0))
+    assert window(history, 0.0, "a").attainment(2.0, 0.05) is None
+    fast = (0,) * 11 + (8,) + (0,) * 13
+    history.observe(
+        sample(
+            "a",
+            20.0,
+            10,
+            refused={RefusalReason.QUEUE_FULL.value: 2},
+            time_to_first_token={"counts": fast, "sum_seconds": 4.0},
+        )
+    )
+    assert window(history, 20.0, "a").attainment(2.0, 0.05) == pytest.approx(0.8)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(
+        st.tuples(st.floats(0.5, 30), st.integers(0, 20), st.booleans()), min_size=3, max_size=60
+    )
+)
+def test_buckets_never_hold_more_than_was_counted(steps):
+    history, time, started, arrivals, counted = SampleHistory(), 0.0, 0.0, 0, 0
+    history.observe(sample("a", time, 0))
+    for gap, more, restart in steps:
+        if restart:
+            started, arrivals = time + gap / 2, 0
+        time += gap
+        arrivals += more
+        counted += more
+        history.observe(sample("a", time, arrivals, started=started))
+    found = window(history, time, "a")
+    assert sum(b.count for b in found.arrival_buckets) <= counted + 1e-6
+    assert found.arrivals_short.count <= found.arrivals_level.count + 1e-6 <= counted + 1e-6
