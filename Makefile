@@ -31,7 +31,7 @@ cluster-down: ## Stop the local cluster and leave nothing behind
 	@$(STEP) "local cluster down" hack/cluster/down
 
 images: setup ## Build the operator and sidecar images and import what changed
-	@$(STEP) "images" hack/images/build
+	@$(STEP) "images" hack/images/build --import
 
 demo: setup ## The main job: a traffic spike scales a real model by its KV budget
 	@$(BIN)/python -m hack.demo
