@@ -33,21 +33,28 @@ class Drain:
         self._lock = Lock()
         self._since: float | None = None
         self._reason = ""
+        self._sigterm_at: float | None = None
 
     def begin(self, reason: str, timeout_seconds: float | None = None) -> None:
-        """Start a drain, or keep the one that runs; SIGTERM takes over one by the admin API."""
+        """Start a drain, or keep the one that runs; SIGTERM takes over one by the admin API.
+
+        `timeout_seconds` replaces the configured time that SIGTERM will leave to streams.
+        """
         with self._lock:
             if self._since is None:
                 self._since = self._clock()
-            if timeout_seconds is not None and self._reason != SIGTERM:
+            if self._sigterm_at is not None:
+                return
+            self._reason = reason
+            if timeout_seconds is not None:
                 self._timeout_seconds = timeout_seconds
-            if self._reason != SIGTERM:
-                self._reason = reason
+            if reason == SIGTERM:
+                self._sigterm_at = self._clock()
 
     def cancel(self) -> bool:
         """Serve again; false when the drain came by SIGTERM and can't be taken back."""
         with self._lock:
-            if self._reason == SIGTERM:
+            if self._sigterm_at is not None:
                 return False
             self._since, self._reason = None, ""
             return True
@@ -65,21 +72,17 @@ class Drain:
     @property
     def by_sigterm(self) -> bool:
         """Whether the process ends when this drain does."""
-        return self._reason == SIGTERM
-
-    @property
-    def seconds_until_refusing(self) -> float:
-        """What is left of the linger."""
-        if self._since is None:
-            return self._linger_seconds
-        return max(0.0, self._since + self._linger_seconds - self._clock())
+        return self._sigterm_at is not None
 
     @property
     def over(self) -> bool:
-        """Whether a process that drains may end: nothing is left, or the time is up."""
-        if self._since is None:
+        """Whether a process that got SIGTERM may end: nothing is left, or the time is up.
+
+        The time counts from SIGTERM, however long the admin API had drained before.
+        """
+        if self._sigterm_at is None:
             return False
-        timed_out = self._clock() - self._since >= self._timeout_seconds
+        timed_out = self._clock() - self._sigterm_at >= self._timeout_seconds
         return timed_out or self.phase is DrainPhase.EMPTY
 
     def report(self) -> DrainReport:

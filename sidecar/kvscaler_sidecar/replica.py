@@ -43,6 +43,7 @@ TICK_SECONDS = 0.05
 STOP_GRACE_SECONDS = 5.0
 EXIT_ENGINE_FAILED = 70
 EXIT_LOAD_FAILED = 71
+EXIT_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class Replica:
         self._started_at = time.time()
         self._engine: EngineLoop | None = None
         self._serving: Serving | None = None
+        self._interrupted = False
         self._refusals: dict[str, int] = {}
         self._registry = CollectorRegistry()
         self._latencies = Latencies(self._registry)
@@ -168,8 +170,8 @@ class Replica:
         """Serve until a drain by SIGTERM is over; 0, or a code that says what failed."""
         loop = asyncio.get_running_loop()
         if install_signals:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self.begin_end)
+            loop.add_signal_handler(signal.SIGTERM, self.begin_end)
+            loop.add_signal_handler(signal.SIGINT, self._interrupt)
         await self.listeners.start()
         log.info("listening", extra=self.listeners.ports)
         try:
@@ -184,6 +186,11 @@ class Replica:
         if not self.drain.by_sigterm:
             log.info("SIGTERM: draining", extra={"live": self._api.live_requests})
         self.drain.begin(SIGTERM)
+
+    def _interrupt(self) -> None:
+        """Ctrl-C drains as SIGTERM does; a second one is a person who wants out."""
+        self._interrupted = self.drain.by_sigterm
+        self.begin_end()
 
     async def _serve_to_the_end(self, loop: asyncio.AbstractEventLoop) -> int:
         loading = self._start_loading(loop)
@@ -228,8 +235,14 @@ class Replica:
             if engine.failure is not None:
                 self.last_words = f"the engine failed: {engine.failure}"
                 return EXIT_ENGINE_FAILED
-            if self.drain.by_sigterm and self.drain.over:
-                log.info("drained", extra={"live": self._api.live_requests})
+            if self._interrupted:
+                self.last_words = "interrupted"
+                return EXIT_INTERRUPTED
+            if self.drain.over:
+                live = self._api.live_requests
+                if live:
+                    log.warning("the drain's time is up", extra={"live": live})
+                log.info("drained", extra={"live": live})
                 return 0
             await asyncio.sleep(TICK_SECONDS)
 

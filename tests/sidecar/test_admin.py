@@ -149,6 +149,8 @@ async def test_bad_bodies(tmp_path: Path, signer: Signer) -> None:
             (LIMITS_PATH, []),
             (DRAIN_PATH, {"drain": "maybe"}),
             (DRAIN_PATH, {"version": 9, "drain": True}),
+            (DRAIN_PATH, {"drain": True, "timeout_seconds": -1}),
+            (DRAIN_PATH, {"drain": True, "timeout_seconds": float("inf")}),
         ]
         for path, body in cases:
             answer = await send(replica, signer, "PUT", path, body)

@@ -9,7 +9,7 @@ import pytest
 from kvscaler_sidecar.server.errors import Refusal
 from kvscaler_sidecar.server.schema import parse_chat, parse_completion
 
-from tests.sidecar.replicas import MODEL, Running, running
+from tests.sidecar.replicas import MODEL, Running, eventually, running
 
 OK = {"model": MODEL, "prompt": "abc"}
 CHAT_OK = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
@@ -223,3 +223,34 @@ async def test_a_chunked_body_is_counted(tmp_path: Path) -> None:
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
         writer.close()
     assert head.startswith(b"HTTP/1.1 413 ")
+
+
+async def test_bodies_that_are_being_read_are_bounded_together(tmp_path: Path) -> None:
+    """Many large bodies at once are refused, not kept; when they are gone there is room again."""
+    part = b"x" * 1_000_000
+    async with running(tmp_path) as replica:
+        held = replica.replica._api._held
+        writers = []
+        for _ in range(8):
+            _, writer = await asyncio.open_connection("127.0.0.1", replica.ports["http"])
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
+            writer.write(b"Content-Length: 8388608\r\n\r\n")
+            writer.write(part * 8)
+            await writer.drain()
+            writers.append(writer)
+        await eventually(lambda: held.bytes == 64_000_000)
+        refused = await replica.complete("x" * 4_000_000)
+        for writer in writers:
+            writer.transport.abort()
+        await eventually(lambda: held.bytes == 0)
+        served = await replica.complete("abc", max_tokens=2)
+    assert refused.status_code == 429
+    assert refused.headers["x-kvscaler-reason"] == "QueueBytesFull"
+    assert served.status_code == 200
+
+
+async def test_a_long_prompt_is_tokenized_in_a_thread_and_refused(tmp_path: Path) -> None:
+    async with running(tmp_path) as replica:
+        answer = await replica.complete("x" * 300_000)
+    assert answer.status_code == 413
+    assert "300000 tokens" in answer.json()["error"]["message"]

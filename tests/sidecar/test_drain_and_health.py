@@ -36,19 +36,32 @@ def test_phases_follow_time_and_live_requests() -> None:
     assert drain.phase is DrainPhase.LINGERING
     clock.now += 0.1
     assert drain.phase is DrainPhase.DRAINING
-    assert not drain.over
     live[0] = 0
     assert drain.phase is DrainPhase.EMPTY
-    assert drain.over
+    assert not drain.over, "only SIGTERM ends a process"
 
 
-def test_a_drain_ends_at_its_timeout() -> None:
+def test_sigterm_leaves_streams_their_full_time_even_after_a_long_drain() -> None:
     clock, live = Clock(), [1]
     drain = make_drain(live, clock)
     drain.begin(ADMIN, 60)
+    clock.now += 500
+    drain.begin(SIGTERM)
+    assert drain.phase is DrainPhase.DRAINING, "the linger was over"
+    assert not drain.over
     clock.now += 59
     assert not drain.over
     clock.now += 1
+    assert drain.over
+
+
+def test_sigterm_is_over_when_the_last_stream_is() -> None:
+    clock, live = Clock(), [1]
+    drain = make_drain(live, clock)
+    drain.begin(SIGTERM)
+    clock.now += 15
+    assert not drain.over
+    live[0] = 0
     assert drain.over
 
 

@@ -6,5 +6,12 @@ from kvscaler.performance.step_time import (
     RequestWork,
     StepTimeModel,
 )
+from kvscaler.performance.tracking import StepCostTracker
 
-__all__ = ["LLAMA_3_1_8B_H100", "MAX_UTILIZATION", "RequestWork", "StepTimeModel"]
+__all__ = [
+    "LLAMA_3_1_8B_H100",
+    "MAX_UTILIZATION",
+    "RequestWork",
+    "StepCostTracker",
+    "StepTimeModel",
+]

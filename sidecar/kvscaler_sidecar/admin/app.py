@@ -127,6 +127,8 @@ class AdminServer:
 
     async def _put_drain(self, body: bytes) -> DrainReport:
         message = _parse(body, DrainPut)
+        if not 0 <= message.timeout_seconds < float("inf"):
+            raise BadBody(f"timeout_seconds: {message.timeout_seconds} is no time")
         if message.drain:
             self._drain.begin(ADMIN, message.timeout_seconds)
         elif not self._drain.cancel():

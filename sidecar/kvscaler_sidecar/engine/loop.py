@@ -20,6 +20,7 @@ from kvscaler.engine.admission import Refusal as AdmissionRefusal
 from kvscaler.engine.replica import ReplicaEngine
 from kvscaler.engine.request import EngineRequest, FinishReason
 from kvscaler.engine.step import Outcome, StepPlan
+from kvscaler.performance import StepCostTracker
 from kvscaler.protocol.limits import AdmissionLimits, AdmissionMode, LimitsPut, LimitsReport
 from kvscaler.protocol.refusals import CAPACITY_REASONS, RefusalReason
 from kvscaler.protocol.state import StepCosts
@@ -72,7 +73,7 @@ class EngineLoop:
         self._http_loop = http_loop
         self._latencies = latencies
         self._clock = clock
-        self._step_costs = step_costs
+        self._step_costs = None if step_costs is None else StepCostTracker(step_costs)
         self._limits = LimitsInForce(own_limits)
         self._jobs: dict[EngineRequest, Job] = {}
         """Offered and not ended, queued ones included."""
@@ -259,6 +260,10 @@ class EngineLoop:
                 outcomes.append(self._take_token(chunk.request, next(sampled), now))
         for request in self._engine.commit(plan, outcomes, now, now - began):
             self._finish(request, now)
+        if self._step_costs is not None:
+            self._step_costs.observe(
+                plan.decode_sequences, plan.context_tokens, plan.prefill_tokens, now - began
+            )
 
     def _take_token(self, request: EngineRequest, token: SampledToken, now: float) -> Outcome:
         job = self._jobs[request]
@@ -339,7 +344,7 @@ class EngineLoop:
             limits=self.limits_report(),
             traffic=self._engine.traffic(),
             in_flight=self._engine.in_flight(),
-            step_costs=self._step_costs,
+            step_costs=None if self._step_costs is None else self._step_costs.costs,
         )
 
 

@@ -15,9 +15,37 @@ from starlette.types import Receive, Scope, Send
 
 from kvscaler_sidecar.server.errors import Refusal
 
+BODY_SECONDS = 60.0
+
 
 class ClientGone(Exception):
     """The client closed the connection before the response was complete."""
+
+
+class HeldBytes:
+    """Bytes of all bodies that are being read or parsed: bounded, since memory is.
+
+    Admission bounds what waits after that. Bytes count as they come, so that a client can't take
+    room by announcing what it does not send.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self.bytes = 0
+
+    def add(self, count: int) -> None:
+        """Count more bytes, or refuse their request."""
+        if self.bytes + count > self._limit_bytes:
+            raise Refusal(
+                RefusalReason.QUEUE_BYTES_FULL,
+                f"Request bodies of {self.bytes} bytes are being read; try again shortly.",
+                retry_after_seconds=1,
+            )
+        self.bytes += count
+
+    def release(self, count: int) -> None:
+        """Bytes that are no longer held."""
+        self.bytes -= count
 
 
 class Exchange:
@@ -42,28 +70,47 @@ class Exchange:
         """A parameter of the route's path."""
         return str(self._scope["path_params"][name])
 
-    async def read_body(self, limit_bytes: int) -> bytes:
-        """The body, at most `limit_bytes`.
+    async def read_body(self, limit_bytes: int, held: HeldBytes | None = None) -> bytes:
+        """The body, at most `limit_bytes`, counted into `held` until the caller releases it.
 
         A longer one is refused by its Content-Length before a byte of it is read, and by counting
-        when it comes in chunks; never more than the limit is held in memory.
+        when it comes in chunks; never more than the limit is held in memory. A client that does
+        not finish within `BODY_SECONDS` is refused too: it would hold up a drain.
         """
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                return await self._read_body(limit_bytes, held)
+        except TimeoutError:
+            raise Refusal(
+                RefusalReason.INVALID_REQUEST,
+                f"The request body did not arrive within {BODY_SECONDS:.0f} s. Send it at once.",
+            ) from None
+
+    async def _read_body(self, limit_bytes: int, held: HeldBytes | None) -> bytes:
         declared = self.header(b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
             raise _too_large(f"{int(declared)} bytes", limit_bytes)
         parts: list[bytes] = []
-        length = 0
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            chunk = message.get("body", b"")
-            length += len(chunk)
-            if length > limit_bytes:
-                raise _too_large(f"more than {limit_bytes} bytes", limit_bytes)
-            parts.append(chunk)
-            if not message.get("more_body", False):
-                return b"".join(parts)
+        length = counted = 0
+        complete = False
+        try:
+            while not complete:
+                message = await self._receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                chunk = message.get("body", b"")
+                length += len(chunk)
+                if length > limit_bytes:
+                    raise _too_large(f"more than {limit_bytes} bytes", limit_bytes)
+                if held is not None:
+                    held.add(len(chunk))
+                    counted += len(chunk)
+                parts.append(chunk)
+                complete = not message.get("more_body", False)
+        finally:
+            if held is not None and not complete:
+                held.release(counted)
+        return b"".join(parts)
 
     def watch_disconnect(self) -> asyncio.Task[None]:
         """A task that ends when the client leaves; call after the body is read."""

@@ -48,6 +48,7 @@ class Listeners:
             config = uvicorn.Config(
                 app,
                 http="httptools",
+                ws="none",
                 loop="none",
                 lifespan="off",
                 log_config=None,

@@ -5,12 +5,13 @@ starts is a `Refusal` with its own status; after that the stream is finished, wh
 the replica.
 """
 
+import asyncio
 import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from kvscaler.engine.request import FinishReason
 from kvscaler.protocol.drain import DrainPhase
@@ -23,7 +24,7 @@ from kvscaler_sidecar.drain import Drain
 from kvscaler_sidecar.engine.job import Finished, Mailbox, Produced
 from kvscaler_sidecar.executors.seam import SamplingParams, Tokenizer
 from kvscaler_sidecar.server.errors import Refusal, error_body
-from kvscaler_sidecar.server.exchange import ClientGone, Exchange
+from kvscaler_sidecar.server.exchange import ClientGone, Exchange, HeldBytes
 from kvscaler_sidecar.server.format import ChatShape, ChoiceText, CompletionShape, Shape, Usage
 from kvscaler_sidecar.server.generate import (
     Submitter,
@@ -46,6 +47,11 @@ log = logging.getLogger(__name__)
 
 OWNER = "kvscaler"
 
+INLINE_PARSE_BYTES = 64 * 1024
+MAX_HELD_BYTES = 64 * 1024 * 1024
+"""Of all bodies that are being read or parsed at a time."""
+
+Body = TypeVar("Body", CompletionRequest, ChatRequest)
 Handler = Callable[[Exchange], Awaitable[None]]
 
 
@@ -86,6 +92,7 @@ class OpenAIServer:
         self._drain = drain
         self._refused = refused
         self._max_body_bytes = max_body_bytes
+        self._held = HeldBytes(max(MAX_HELD_BYTES, 2 * max_body_bytes))
         self._started_at = started_at
         self.live_requests = 0
         """Requests accepted and not yet answered in full."""
@@ -164,6 +171,20 @@ class OpenAIServer:
             )
         return serving
 
+    async def _read(
+        self, exchange: Exchange, parse: Callable[[bytes], Body]
+    ) -> tuple[Body, int, float]:
+        """The parsed body, its length in bytes, and when it had arrived in full."""
+        body = await exchange.read_body(self._max_body_bytes, self._held)
+        arrival = now()
+        try:
+            if len(body) <= INLINE_PARSE_BYTES:
+                return parse(body), len(body), arrival
+            # In a thread: the event loop answers probes meanwhile.
+            return await asyncio.to_thread(parse, body), len(body), arrival
+        finally:
+            self._held.release(len(body))
+
     def _check_model(self, name: str) -> None:
         if name not in self._served_names:
             raise Refusal(
@@ -174,9 +195,7 @@ class OpenAIServer:
 
     async def _completions(self, exchange: Exchange) -> None:
         serving = self._ready()
-        body = await exchange.read_body(self._max_body_bytes)
-        arrival = now()
-        request = parse_completion(body)
+        request, body_bytes, arrival = await self._read(exchange, parse_completion)
         self._check_model(request.model)
         prompts: list[list[int]] = []
         for prompt in request.prompts:
@@ -196,7 +215,7 @@ class OpenAIServer:
             stops=request.stops,
             ignore_eos=request.ignore_eos,
             cache_salt=request.cache_salt,
-            body_bytes=len(body),
+            body_bytes=body_bytes,
             arrival_seconds=arrival,
         )
         shape = CompletionShape(request.logprobs is not None, serving.text.token_text)
@@ -204,9 +223,7 @@ class OpenAIServer:
 
     async def _chat(self, exchange: Exchange) -> None:
         serving = self._ready()
-        body = await exchange.read_body(self._max_body_bytes)
-        arrival = now()
-        request = parse_chat(body)
+        request, body_bytes, arrival = await self._read(exchange, parse_chat)
         self._check_model(request.model)
         messages = [{"role": m.role, "content": m.text} for m in request.messages]
         try:
@@ -227,7 +244,7 @@ class OpenAIServer:
             stops=request.stops,
             ignore_eos=request.ignore_eos,
             cache_salt=request.cache_salt,
-            body_bytes=len(body),
+            body_bytes=body_bytes,
             arrival_seconds=arrival,
         )
         shape = ChatShape(request.logprobs, serving.text.token_text)
