@@ -12,9 +12,6 @@ with keys at index 0 and values at 1.
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-PREFILL_ROWS = 128
-"""Query rows per call of attention after a prefix: a call skips what lies behind its last row."""
-
 
 def gather_blocks(
     layer_pool: torch.Tensor, table: torch.Tensor, scratch: torch.Tensor
@@ -58,14 +55,16 @@ def length_mask(lengths: torch.Tensor, tokens: int, dtype: torch.dtype) -> torch
     return mask.masked_fill_(behind, float("-inf"))[:, None, None, :]
 
 
-def causal_template(max_context_tokens: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+def causal_template(
+    rows: int, max_context_tokens: int, dtype: torch.dtype, device: str
+) -> torch.Tensor:
     """Of which every causal mask of `prefill_attention` is a view, so that none is ever built.
 
-    `[PREFILL_ROWS, max_context_tokens + PREFILL_ROWS]`: zeros, then a triangle of `-inf`.
+    `[rows, max_context_tokens + rows]`: zeros, then a triangle of `-inf`.
     """
-    shape = (PREFILL_ROWS, max_context_tokens + PREFILL_ROWS)
+    shape = (rows, max_context_tokens + rows)
     template = torch.zeros(shape, dtype=dtype, device=device)
-    triangle = torch.full((PREFILL_ROWS, PREFILL_ROWS), float("-inf"), dtype=dtype, device=device)
+    triangle = torch.full((rows, rows), float("-inf"), dtype=dtype, device=device)
     template[:, max_context_tokens:] = triangle.triu_(1)
     return template
 
@@ -78,27 +77,29 @@ def prefill_attention(
     Args:
         query: `[length, kv_heads, group, head_dim]`.
         context: `[start + length or more, 2, kv_heads, head_dim]`.
-        template: from `causal_template`.
+        template: from `causal_template`; its rows are the query rows per call of attention after
+            a prefix, each of which skips what lies behind its last row.
 
     Returns:
         `[kv_heads, group, length, head_dim]`.
     """
     length, _, group, _ = query.shape
-    rows = query.permute(1, 2, 0, 3)
+    heads = query.permute(1, 2, 0, 3)
     keys, values = (
         context[:, part].transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1) for part in (0, 1)
     )
     if start == 0:
         keys, values = keys[:, :, :length], values[:, :, :length]
-        return scaled_dot_product_attention(rows, keys, values, is_causal=True)
-    origin = template.shape[1] - template.shape[0]
+        return scaled_dot_product_attention(heads, keys, values, is_causal=True)
+    height = template.shape[0]
+    origin = template.shape[1] - height
     parts = []
-    for first in range(0, length, PREFILL_ROWS):
-        last = min(first + PREFILL_ROWS, length)
+    for first in range(0, length, height):
+        last = min(first + height, length)
         begin, end = start + first, start + last
         parts.append(
             scaled_dot_product_attention(
-                rows[:, :, first:last],
+                heads[:, :, first:last],
                 keys[:, :, :end],
                 values[:, :, :end],
                 attn_mask=template[: last - first, origin - begin : origin + last - first],

@@ -12,14 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from kvscaler.budget.profiles.own import RANDOM_ROWS
 
 from kvscaler_sidecar.executors.seam import SampledToken, SamplingParams, TokenLogprobs
 
 NUCLEUS_CANDIDATES = 512
 """Top-p looks at this many best tokens first and sorts the whole vocabulary only if it must."""
-RANDOM_ROWS = 8
-"""Rows drawn from at a time: bounds the temporaries of a large batch, which are several times
-the vocabulary a row."""
 
 
 @dataclass(slots=True)

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from kvscaler_kernels.block_copy import copy_blocks
 from kvscaler_kernels.kv_write import write_kv
 from kvscaler_kernels.paged_attention import (
-    PREFILL_ROWS,
     causal_template,
     decode_attention,
     gather_blocks,
@@ -17,6 +16,7 @@ from kvscaler_kernels.paged_attention import (
 
 torch.set_num_threads(1)  # tests share the machine: threads would wait for each other
 
+PREFILL_ROWS = 128
 SHAPES = st.tuples(
     st.integers(1, 4),  # KV heads
     st.integers(1, 5),  # query heads a KV head
@@ -83,7 +83,7 @@ def test_prefill_equals_the_formula_row_by_row(
     pool, table, rows = shuffled_pool(start + length, kv_heads, head_dim, block_tokens)
     query = torch.randn(length, kv_heads, group, head_dim)
     context = gather_blocks(pool, table, torch.empty(pool.numel()))
-    template = causal_template(300, torch.float32, "cpu")
+    template = causal_template(PREFILL_ROWS, 300, torch.float32, "cpu")
     out = prefill_attention(query, context, start, template)
     for row in range(length):
         seen = rows[: start + row + 1]

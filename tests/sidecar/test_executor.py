@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from kvscaler.budget import ResolvedSettings
+from kvscaler.budget.profiles import own
 from kvscaler.engine.request import EngineRequest
 from kvscaler.engine.step import BlockCopy, Chunk, StepPlan
 from kvscaler_sidecar.executors.dtype import ComputeDtype
@@ -265,6 +267,23 @@ def test_bytes_are_counted_and_are_what_the_architecture_says(tiny: Path) -> Non
         assert executor.block_bytes == architecture.kv_bytes_per_token(name) * BLOCK_TOKENS
         assert executor.pool_bytes == executor.block_bytes * BLOCKS
         assert executor.report.compute_dtype == executor.report.kv_dtype == name
+
+
+@pytest.mark.parametrize("compute", [FP32, BF16], ids=["fp32", "bf16"])
+def test_buffers_are_what_the_budget_predicts(tiny: Path, compute: ComputeDtype) -> None:
+    executor = executor_of(tiny, compute)
+    settings = ResolvedSettings(
+        memory_utilization_percent=90,
+        max_context_tokens=256,
+        max_sequences=8,
+        step_tokens=256,
+        block_tokens=BLOCK_TOKENS,
+        compute_dtype=compute.name,
+        kv_dtype=compute.name,
+    )
+    model = executor.config.architecture
+    predicted = own.step_buffer_bytes(model, settings) + own.context_buffer_bytes(model, settings)
+    assert executor.workspace_bytes == predicted
 
 
 def test_step_costs_are_measured_and_finite(tiny: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from kvscaler.budget.profiles.own import BUCKET_BYTES
 from kvscaler.engine.request import EngineRequest
 from kvscaler.engine.step import StepPlan
 from kvscaler.protocol.state import ExecutorReport, StepCosts
@@ -25,10 +26,6 @@ from kvscaler_sidecar.executors.workspace import Workspace
 from kvscaler_sidecar.sampling import SamplingRow, sample, seed_of
 from kvscaler_sidecar.weights.llama import LlamaLayer, LlamaWeights, load_llama
 from kvscaler_sidecar.weights.llama_config import LlamaConfig
-
-BUCKET_BYTES = 4 << 20
-"""Gathered keys and values of one call of attention: about a core's share of cache, so that
-attention finds in the cache what was just gathered."""
 
 
 class ExecutorError(Exception):

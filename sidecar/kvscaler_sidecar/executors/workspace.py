@@ -1,20 +1,18 @@
 """Buffers that every step reuses, made once and as large as the largest step.
 
-A step allocates next to nothing, so the process's memory is what the budget said from the first
-request on, and no step pays for fresh pages. Sizes come from `kvscaler.budget.profiles.own`:
-what is allocated here is what was predicted there, byte for byte, and a test holds them equal.
+A step allocates little, so the process's memory is what the budget said from the first request on,
+and no step pays for fresh pages. What is allocated here is what `kvscaler.budget.profiles.own`
+predicts, byte for byte; a test holds them equal.
 """
 
 from dataclasses import dataclass, fields
 from typing import Self
 
 import torch
+from kvscaler.budget.profiles.own import LOGIT_ROWS, PREFILL_ROWS
 from kvscaler_kernels.paged_attention import causal_template
 
 from kvscaler_sidecar.weights.llama_config import LlamaConfig
-
-LOGIT_ROWS = 32
-"""Rows of logits made at a time; more sampled sequences take another pass over the head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ class Workspace:
             rotation=empty(step_tokens, pairs, dtype=torch.complex64),
             rotations=torch.polar(torch.ones_like(angles), angles),
             gathered=empty(gathered_elements),
-            causal=causal_template(max_context_tokens, dtype, device),
+            causal=causal_template(PREFILL_ROWS, max_context_tokens, dtype, device),
             logits=empty(min(LOGIT_ROWS, max_sequences), config.vocab_size),
         )
 

@@ -1,7 +1,8 @@
 """How our own paged engine spends memory, on a CPU and on CUDA.
 
-The executor keeps to these lines by construction: it computes at most `step_tokens` tokens and
-samples at most `max_sequences` rows a step, and gathers keys and values under a scratch cap.
+The executor allocates its buffers once, by the formulas here, so that these lines are exact rather
+than estimates of a peak: a test holds its tensors equal to them. It computes at most `step_tokens`
+tokens and makes at most `LOGIT_ROWS` rows of logits at a time.
 """
 
 from kvscaler.budget.lines import Basis, BudgetLine
@@ -10,15 +11,26 @@ from kvscaler.hardware import Accelerator
 from kvscaler.models import ModelArchitecture, canonical_dtype, dtype_bytes
 
 MIB = 1 << 20
+FLOAT_BYTES = 4
+COMPLEX_BYTES = 8
+SORTED_BYTES = 24
+"""One vocabulary entry of a sorted row: probability, index, and sums in double precision."""
 
-CPU_RUNTIME_BYTES = 620 * MIB
-"""Resident set of the server before weights: interpreter, torch's libraries, HTTP, tokenizer.
-Measured by `bench/bytes.py`."""
+CPU_RUNTIME_BYTES = 606 * MIB
+"""Resident set of the server without tensors: interpreter, torch's libraries (of the CUDA build,
+which is what the index has), HTTP, tokenizer. Measured by `bench/bytes.py`."""
 CUDA_CONTEXT_BYTES = 500 * MIB
 """CUDA context and libraries outside torch's allocator (0.13-0.25 GiB in vLLM's start-up
 figures at one rank, more before the first kernel of every library is loaded)."""
-ATTENTION_SCRATCH_BYTES = 32 * MIB
-"""Cap of the buffers into which blocks are gathered for one call of attention."""
+BUCKET_BYTES = 4 * MIB
+"""Keys and values gathered for one call of attention: about a core's share of cache, so that
+attention finds there what was just gathered. One longer sequence takes what it needs."""
+PREFILL_ROWS = 128
+"""Query rows per call of attention after a prefix; each call skips what lies behind its last."""
+LOGIT_ROWS = 32
+"""Rows of logits made at a time; more sampled sequences take another pass over the head."""
+RANDOM_ROWS = 8
+"""Rows that random draws work on at a time, each in several copies."""
 
 DEFAULT_BLOCK_TOKENS = 16
 DEFAULT_STEP_TOKENS = 512
@@ -26,19 +38,57 @@ DEFAULT_MAX_SEQUENCES = 64
 DEFAULT_UTILIZATION_PERCENT = 90.0
 
 
-def activation_bytes(
-    model: ModelArchitecture, settings: ResolvedSettings, compute_bytes: int
-) -> int:
-    """Peak of a step's temporaries: one layer's widest point, and the logits.
+def gathered_elements(model: ModelArchitecture, settings: ResolvedSettings) -> int:
+    """Elements of the buffer for gathered blocks: a bucket, or one sequence of the whole context."""
+    element = dtype_bytes(settings.kv_dtype)
+    block = settings.block_tokens * 2 * model.kv_heads * model.head_dim
+    longest = -(-_context_tokens(model, settings) // settings.block_tokens)
+    return max(1, BUCKET_BYTES // (block * element), longest) * block
 
-    A layer holds the residual, its normed copy, q/k/v, and gate, up and their product for all
-    step tokens; the head holds fp32 logits and one copy for sampling, one row a sequence.
+
+def context_buffer_bytes(model: ModelArchitecture, settings: ResolvedSettings) -> int:
+    """Buffers that grow with the context: gathered blocks, causal mask, rotary angles."""
+    context = _context_tokens(model, settings)
+    mask = PREFILL_ROWS * (context + PREFILL_ROWS) * dtype_bytes(settings.compute_dtype)
+    angles = context * (model.head_dim // 2) * COMPLEX_BYTES
+    gathered = gathered_elements(model, settings) * dtype_bytes(settings.kv_dtype)
+    return gathered + mask + angles
+
+
+def step_buffer_bytes(model: ModelArchitecture, settings: ResolvedSettings) -> int:
+    """Buffers that grow with the step: one layer's activations for all its tokens, and logits.
+
+    Per token: the residual, q/k/v, attention's output, gate and up, their product, its angles,
+    and an fp32 copy of q and k where computing is in fewer bits.
     """
-    head_dim, heads = model.head_dim, model.attention_heads
-    attention = (heads + 2 * model.kv_heads) * head_dim + heads * head_dim
-    per_token = 3 * model.hidden_size + max(attention, 3 * model.intermediate_size)
-    logits = settings.max_sequences * model.vocab_size * 4 * 2
-    return settings.step_tokens * per_token * compute_bytes + logits
+    element = dtype_bytes(settings.compute_dtype)
+    q_width = model.attention_heads * model.head_dim
+    kv_width = model.kv_heads * model.head_dim
+    per_token = model.hidden_size + 2 * q_width + 2 * kv_width + 3 * model.intermediate_size
+    rotated = 0 if element == FLOAT_BYTES else (q_width + kv_width) * FLOAT_BYTES
+    angles = model.head_dim // 2 * COMPLEX_BYTES
+    logits = min(LOGIT_ROWS, settings.max_sequences) * model.vocab_size * element
+    return settings.step_tokens * (per_token * element + rotated + angles) + logits
+
+
+def temporary_bytes(model: ModelArchitecture, settings: ResolvedSettings) -> int:
+    """Peak of what a step still allocates: a norm or attention's output, or what sampling holds.
+
+    Sampling holds fp32 logits where computing is in fewer bits, log-probabilities of all rows,
+    three copies of the rows that it draws for, and one row's sorted copy with its running sum.
+    """
+    element = dtype_bytes(settings.compute_dtype)
+    width = max(3 * model.hidden_size, model.attention_heads * model.head_dim)
+    rows = min(LOGIT_ROWS, settings.max_sequences)
+    copies = rows * (1 if element == FLOAT_BYTES else 2)
+    drawn = 3 * min(RANDOM_ROWS, settings.max_sequences)
+    sampling = ((copies + drawn) * FLOAT_BYTES + SORTED_BYTES) * model.vocab_size
+    return max(settings.step_tokens * width * element, sampling)
+
+
+def _context_tokens(model: ModelArchitecture, settings: ResolvedSettings) -> int:
+    """The longest context; before the pool has decided it, the model's own is the bound."""
+    return settings.max_context_tokens or model.max_context_tokens
 
 
 class OwnCpuProfile:
@@ -111,28 +161,27 @@ def _resolve(settings: EngineSettings, default_compute_dtype: str) -> ResolvedSe
 
 
 def _common_lines(model: ModelArchitecture, settings: ResolvedSettings) -> tuple[BudgetLine, ...]:
-    element = dtype_bytes(settings.compute_dtype)
-    activations = activation_bytes(model, settings, element)
+    buffers = step_buffer_bytes(model, settings)
+    temporaries = temporary_bytes(model, settings)
     return (
         BudgetLine.exact(
             "weights",
             model.weight_bytes(settings.compute_dtype),
-            f"{model.parameters:,} parameters x {element} B ({settings.compute_dtype})",
+            f"{model.parameters:,} parameters x {dtype_bytes(settings.compute_dtype)} B "
+            f"({settings.compute_dtype})",
         ),
         BudgetLine(
             "activations",
-            activations,
+            buffers + temporaries,
             Basis.COMPUTED,
-            activations // 4,
-            activations,
-            f"{settings.step_tokens} step tokens, {settings.max_sequences} rows of logits",
+            buffers,
+            buffers + temporaries,
+            f"{settings.step_tokens} step tokens, logits and sampling",
         ),
-        BudgetLine(
+        BudgetLine.exact(
             "attention scratch",
-            ATTENTION_SCRATCH_BYTES,
-            Basis.DEFAULT,
-            0,
-            ATTENTION_SCRATCH_BYTES,
-            "cap of gathered keys and values",
+            context_buffer_bytes(model, settings),
+            f"gathered keys and values, mask and angles of {_context_tokens(model, settings)} "
+            "tokens",
         ),
     )
