@@ -58,8 +58,8 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _percent(text: str) -> int:
-    value = int(text)
+def _percent(text: str) -> float:
+    value = float(text)
     if not 1 <= value <= 100:
         raise ValueError("must be 1 to 100")
     return value
@@ -111,7 +111,7 @@ class Settings:
     block_tokens: int = _option(_positive, "tokens in one KV block", 16)
     cache_dtype: str = _option(str, "data type of the KV cache; Auto never quantizes", "Auto")
     prefix_caching: bool = _option(_switch, "Enabled or Disabled", True)
-    memory_utilization_percent: int = _option(_percent, "share of the memory to use", 90)
+    memory_utilization_percent: float = _option(_percent, "share of the memory to use", 90)
     accelerator: str = _option(str, "name in the accelerator table", "cpu")
     executor: str = _option(str, "what computes the steps", "Torch")
     limits: Mapping[str, Any] = field(

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXIT_PORT_TAKEN = 69
+_OWN_FLAGS = frozenset({"-h", "--help", "--version"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,6 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in _OWN_FLAGS):
+        # A container that is configured by variables alone, or by flags in a Pod's `args`.
+        arguments.insert(0, "serve")
     serve_parser = commands.add_parser(
         "serve",
         help="serve a model",

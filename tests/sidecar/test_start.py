@@ -163,7 +163,6 @@ def test_a_refused_start_is_78_with_last_words_and_loads_nothing(tmp_path: Path)
             sys.executable,
             "-m",
             "kvscaler_sidecar.main",
-            "serve",
             f"--model-uri={settings.model_uri}",
             f"--memory-bytes={GIB}",
             f"--termination-log={words}",

@@ -137,6 +137,11 @@ STATE_METRICS: tuple[StateMetric, ...] = (
         "Bytes that the budget had predicted for the weights.",
     ),
     _gauge(
+        "kvscaler_max_sequences",
+        "capacity.max_sequences",
+        "Requests that the replica was built to run at a time.",
+    ),
+    _gauge(
         "kvscaler_max_context_tokens",
         "capacity.max_context_tokens",
         "Longest prompt plus output that the replica serves.",

@@ -52,7 +52,7 @@ def test_every_traffic_counter_and_every_gauge_of_the_parts_has_a_series() -> No
     ):
         missing = {f"{part}.{name}" for name in model.model_fields} - paths
         assert missing == set()
-    assert {"capacity.kv_blocks", "capacity.max_sequences"} == {
+    assert {"capacity.kv_blocks"} == {  # the same number as occupancy.capacity_blocks
         f"capacity.{name}" for name in CapacityReport.model_fields
     } - paths
     assert "drain.live_requests" in paths
