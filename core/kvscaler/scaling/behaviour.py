@@ -38,7 +38,7 @@ def pace(
 
     `history` holds this want already.
     """
-    target = fleet.target_replicas
+    target = max(fleet.target_replicas, spec.min_replicas)
     if wanted > target:
         return _grow(wanted, target, fleet)
     if wanted == target:

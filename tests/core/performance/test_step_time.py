@@ -1,7 +1,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from kvscaler.performance import LLAMA_3_1_8B_H100, MAX_UTILIZATION, RequestWork, StepTimeModel
 from kvscaler.protocol.state import StepCosts
 

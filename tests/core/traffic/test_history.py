@@ -1,10 +1,9 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from kvscaler.protocol.refusals import RefusalReason
 from kvscaler.protocol.state import InFlight, TrafficCounters
-from kvscaler.traffic import Absent, AbsenceReason, Present, SampleHistory, TrafficSample
+from kvscaler.traffic import AbsenceReason, Absent, Present, SampleHistory, TrafficSample
 
 
 def sample(pod: str, time: float, arrivals: int, started: float = 0.0, **more) -> TrafficSample:

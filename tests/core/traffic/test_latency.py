@@ -1,7 +1,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from kvscaler.protocol.state import LATENCY_BUCKETS_SECONDS, Histogram
 from kvscaler.traffic.latency import quantile_seconds, share_within, subtract, total
 

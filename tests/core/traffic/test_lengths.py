@@ -3,7 +3,6 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from kvscaler.protocol.state import InFlight, TrafficCounters
 from kvscaler.traffic.lengths import length_statistics, output_correction
 from kvscaler.traffic.window import LengthBasis

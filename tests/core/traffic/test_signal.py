@@ -3,10 +3,9 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from kvscaler.traffic import (
-    Absent,
     AbsenceReason,
+    Absent,
     Present,
     both,
     expire,
