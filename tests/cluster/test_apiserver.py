@@ -1,8 +1,11 @@
 """The API server alone: a real one, that forgets everything when the tests end."""
 
+from pathlib import Path
+
 import pytest
 from localcluster import processes, standalone
 from localcluster.handle import ClusterHandle
+from localcluster.steps import ClusterError
 
 pytestmark = pytest.mark.apiserver
 
@@ -35,3 +38,15 @@ def test_two_run_side_by_side_and_leave_nothing(apiserver: ClusterHandle) -> Non
     assert processes.running(layout.state) == {}
     assert not layout.state.exists()
     assert apiserver.kubectl("get", "--raw", "/readyz") == "ok"
+
+
+def test_a_component_that_dies_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "etcd").write_text("not a folder")
+    with pytest.raises(
+        ClusterError, match=r"etcd ended by itself; the end of .*etcd\.log"
+    ) as error:
+        standalone.start(state, tmp_path / "kubeconfig", "broken", with_controllers=False)
+    assert "not a directory" in str(error.value)
+    assert processes.running(state) == {}

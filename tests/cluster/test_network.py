@@ -1,8 +1,12 @@
 """Names, Services and limits as Pods and this machine see them; bodies are checked, not statuses."""
 
+import subprocess
+from pathlib import Path
+
 import pytest
-from localcluster import probes, steps
+from localcluster import build, probes, sandbox, steps
 from localcluster.handle import ClusterHandle
+from localcluster.layout import SLOTS, with_node
 from localcluster.probes import Probes
 
 pytestmark = pytest.mark.cluster
@@ -50,6 +54,24 @@ def test_an_unserved_service_address_is_refused_from_everywhere(probe: Probes) -
     from_node = probe.cluster.run_on_node("bash", "-c", f": </dev/tcp/{address}/80")
     assert from_node.returncode != 0
     assert "Connection refused" in from_node.stderr
+
+
+def test_service_addresses_are_refused_before_and_after_there_is_a_cluster() -> None:
+    layout = with_node("bare", SLOTS - 2, Path("/nowhere"))
+    address = layout.service_range[UNSERVED]
+    url = f"http://{address}/"
+    sandbox.create(layout)  # nothing runs in it: no kube-proxy has written a rule yet
+    try:
+        assert "connection refused" in probes.from_this_machine("get", url)[1]
+        inside = sandbox.run_inside(layout, [str(build.path("probe")), "get", url])
+        assert "connection refused" in inside.stdout
+        # Even with the link torn out, nothing leaves for the world.
+        subprocess.run(["ip", "link", "del", layout.identity], check=True)
+        assert "no route to host" in probes.from_this_machine("get", url)[1]
+    finally:
+        sandbox.destroy(layout)
+    routes = subprocess.check_output(["ip", "route"], text=True)
+    assert str(layout.service_range) not in routes
 
 
 def test_a_service_without_pods_is_refused(probe: Probes) -> None:

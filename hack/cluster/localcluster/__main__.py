@@ -15,9 +15,15 @@ TREE = Path(__file__).resolve().parents[3]
 
 def _up(arguments: argparse.Namespace) -> None:
     if arguments.only == "control-plane":
+        if lifecycle.is_up(TREE, arguments.name):
+            raise ClusterError(
+                f"cluster {arguments.name!r} is up with its node: give another --name, or take it "
+                "down first"
+            )
         standalone.up(TREE, arguments.name)
     else:
-        lifecycle.up(TREE, arguments.name)
+        standalone.down(TREE, arguments.name)  # a control plane alone gives way to the whole
+        lifecycle.up(TREE, arguments.name, audit=arguments.audit)
 
 
 def _down(arguments: argparse.Namespace) -> None:
@@ -103,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
 
     added = command("up", _up, "Bring a cluster up, or repair it.")
     added.add_argument("--only", choices=["control-plane"], help="no node: no root needed")
+    added.add_argument("--audit", action="store_true", help="log every write to logs/audit.log")
     added = command("down", _down, "Stop a cluster and leave nothing of it.")
     added.add_argument("--wipe", action="store_true", help="remove its image store, too")
     added.add_argument("--all", action="store_true", help="every cluster of this machine")

@@ -1,5 +1,6 @@
 """etcd, the API server, the controller manager and the scheduler as plain processes."""
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -84,10 +85,17 @@ class ControlPlane:
             place = ["--bind-address=127.0.0.1", "--endpoint-reconciler-type=none"]
         else:
             place = ["--bind-address=0.0.0.0"]
+        audit = []
+        if is_audited(layout):
+            audit = [
+                f"--audit-policy-file={layout.audit_policy}",
+                f"--audit-log-path={layout.logs / 'audit.log'}",
+            ]
         return [
             build.path("kube-apiserver"),
             f"--etcd-servers=http://127.0.0.1:{layout.ports.etcd}",
             *place,
+            *audit,
             f"--advertise-address={layout.node_address}",
             f"--secure-port={layout.ports.apiserver}",
             f"--tls-cert-file={certificates / 'apiserver.crt'}",
@@ -171,6 +179,26 @@ APISERVER_TO_KUBELET_BINDING = {
         }
     ],
 }
+
+
+# Who wrote what and when, without the objects themselves.
+AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        {"level": "None", "verbs": ["get", "list", "watch"]},
+        {"level": "Metadata"},
+    ],
+}
+
+
+def is_audited(layout: Layout) -> bool:
+    return layout.audit_policy.exists()
+
+
+def write_audit_policy(layout: Layout) -> None:
+    layout.audit_policy.write_text(json.dumps(AUDIT_POLICY, indent=1))
 
 
 def publish_kubeconfig(layout: Layout) -> None:

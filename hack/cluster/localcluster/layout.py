@@ -68,6 +68,11 @@ class Layout:
         return self.state / "logs"
 
     @property
+    def audit_policy(self) -> Path:
+        """Exists when the API server is to write an audit log, logs/audit.log."""
+        return self.state / "audit-policy.json"
+
+    @property
     def containerd_socket(self) -> Path:
         return self.state / "containerd.sock"
 

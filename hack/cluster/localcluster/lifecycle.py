@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -18,7 +19,12 @@ from localcluster import (
     slots,
 )
 from localcluster.api import Api
-from localcluster.control_plane import ControlPlane, publish_kubeconfig
+from localcluster.control_plane import (
+    ControlPlane,
+    is_audited,
+    publish_kubeconfig,
+    write_audit_policy,
+)
 from localcluster.layout import Layout, kubeconfig_path
 from localcluster.node import Node
 from localcluster.steps import ClusterError, say, step
@@ -26,8 +32,11 @@ from localcluster.steps import ClusterError, say, step
 COMPONENTS = (*build.CONTROL_PLANE_BINARIES, "kubelet", "kube-proxy")
 
 
-def up(tree: Path, name: str) -> Layout:
-    """Bring the cluster up: a no-op when it is, a repair when parts of it have died."""
+def up(tree: Path, name: str, audit: bool = False) -> Layout:
+    """Bring the cluster up: a no-op when it is, a repair when parts of it have died.
+
+    `audit` has the API server log every write, from now until the cluster goes.
+    """
     started = time.monotonic()
     preflight.require_root()
     packages.ensure()
@@ -35,6 +44,10 @@ def up(tree: Path, name: str) -> Layout:
     build.ensure(*build.NODE_BINARIES)
     with slots.machine_lock():
         layout = slots.find(kubeconfig_path(tree, name))
+        if layout is not None and audit and not is_audited(layout):
+            write_audit_policy(layout)
+            # The repair below starts it again; asked kindly, it would wait for its watchers.
+            processes.end(layout.state, build.path("kube-apiserver"), signal.SIGKILL)
         if layout is not None and is_healthy(layout):
             if not layout.kubeconfig.exists():
                 publish_kubeconfig(layout)
@@ -50,6 +63,8 @@ def up(tree: Path, name: str) -> Layout:
             layout = slots.take(name, kubeconfig_path(tree, name))
             with step(f"sandbox {layout.identity}: namespaces, link, routes"):
                 sandbox.create(layout)
+            if audit:
+                write_audit_policy(layout)
         else:
             say(f"Cluster {name!r} has lost a component: starting what is missing")
         _start(layout)

@@ -76,7 +76,8 @@ def update_lists() -> None:
 
 
 def _apt_get(*arguments: str) -> None:
-    command = ["apt-get", "-qq", *arguments]
+    # Another apt may be at work, as on a machine that has just been started.
+    command = ["apt-get", "-qq", "--option=DPkg::Lock::Timeout=120", *arguments]
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:

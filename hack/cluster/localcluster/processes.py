@@ -15,6 +15,7 @@ from localcluster.steps import ClusterError, wait_until
 
 MARKER = "KVSCALER_CLUSTER_STATE"
 LOG_TAIL_LINES = 15
+LOG_LINE_CHARACTERS = 1000
 START_TIMEOUT_SECONDS = 10
 
 
@@ -77,16 +78,21 @@ def start(
 def died(executable: Path, log: Path) -> ClusterError:
     """The error for a component that ended by itself, with the last words of its log."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    tail = "\n".join(f"    {line[:300]}" for line in lines[-LOG_TAIL_LINES:])
+    tail = "\n".join(f"    {line[:LOG_LINE_CHARACTERS]}" for line in lines[-LOG_TAIL_LINES:])
     return ClusterError(f"{executable.name} ended by itself; the end of {log}:\n{tail}")
 
 
-def end(state: Path, executable: Path, timeout_seconds: float = 10) -> None:
-    """Ask the cluster's process of `executable` to end, and wait until it has."""
+def end(
+    state: Path,
+    executable: Path,
+    how: signal.Signals = signal.SIGTERM,
+    timeout_seconds: float = 10,
+) -> None:
+    """Signal the cluster's process of `executable`, and wait until it has ended."""
     pid = find(state, executable)
     if pid is not None:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, how)
     wait_until(
         lambda: find(state, executable) is None, f"{executable.name} has ended", timeout_seconds
     )
