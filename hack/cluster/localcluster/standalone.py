@@ -23,10 +23,15 @@ def start(state: Path, kubeconfig: Path, name: str, with_controllers: bool) -> L
     """Start etcd and the API server (and, if asked, the controllers) with their state in `state`.
 
     Publishes an administrator's kubeconfig at `kubeconfig` and returns when the server is ready.
+    Where that fails, nothing is left running; state and logs stay for a look.
     """
     build.ensure(*(build.CONTROL_PLANE_BINARIES if with_controllers else build.API_BINARIES))
     layout = Layout(name, None, state, kubeconfig, Ports.free_on_loopback())
-    ControlPlane(layout).start(with_controllers)
+    try:
+        ControlPlane(layout).start(with_controllers)
+    except BaseException:  # an interrupt, too: half a control plane is of no use to anyone
+        processes.end_all(state)
+        raise
     return layout
 
 
