@@ -57,9 +57,14 @@ def summed(counters: Iterable[TrafficCounters]) -> TrafficCounters:
 
 
 def demand_arrivals(counters: TrafficCounters) -> float:
-    """Arrivals that a larger fleet would serve; those refused for want of capacity included."""
+    """Arrivals that a larger fleet would serve; those refused for want of capacity included.
+
+    Some refusals are made at the door, before an arrival is counted, so what was admitted or lacked
+    capacity is the least that it can be.
+    """
     outside = sum(counters.refused.get(reason, 0) for reason in NOT_DEMAND)
-    return float(max(0, counters.arrivals - outside))
+    at_least = counters.admitted + capacity_refusals(counters)
+    return float(max(at_least, counters.arrivals - outside))
 
 
 def capacity_refusals(counters: TrafficCounters) -> float:

@@ -115,6 +115,14 @@ def test_arrivals_that_no_replica_could_serve_are_no_demand_and_refused_ones_are
     assert found.refused == refused
 
 
+def test_refusals_at_the_door_that_never_arrived_hide_no_demand():
+    history = SampleHistory()
+    history.observe(sample("a", 0.0, 0))
+    refused = {RefusalReason.DRAINING.value: 35, RefusalReason.QUEUE_FULL.value: 5}
+    history.observe(sample("a", 20.0, 40, admitted=30, refused=refused))
+    assert window(history, 20.0, "a").arrivals_level.count == pytest.approx(35)
+
+
 def test_attainment_counts_refused_as_misses_and_is_unknown_without_requests():
     history = SampleHistory()
     history.observe(sample("a", 0.0, 0))
