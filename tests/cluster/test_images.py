@@ -4,7 +4,7 @@ import json
 import shutil
 import tarfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,9 @@ class Node:
     @property
     def socket(self) -> Path:
         return self._layout.containerd_socket
+
+    def import_images(self, references: Iterable[str]) -> None:
+        containerd.import_images(self.socket, list(references), self._layout.image_store)
 
     def ctr(self, *arguments: str) -> set[str]:
         return set(node_images.ctr(self._layout, *arguments).split())
@@ -101,7 +104,7 @@ def restricted_pod(namespace: str, image: str, program: str) -> dict[str, Any]:
 def node(cluster: ClusterHandle, images: dict[str, StoredImage]) -> Node:
     """The cluster's node, with both images."""
     node = Node(cluster)
-    containerd.import_images(node.socket, [image.reference for image in images.values()])
+    node.import_images(image.reference for image in images.values())
     return node
 
 
@@ -237,7 +240,7 @@ def test_building_and_importing_again_changes_nothing(
     before = node.contents()
     again = build.build_all()
     assert again == {name: image.reference for name, image in images.items()}
-    containerd.import_images(node.socket, list(again.values()))
+    node.import_images(again.values())
     assert node.contents() == before
 
 
@@ -269,7 +272,7 @@ def test_a_code_change_makes_new_tags_whose_application_layer_alone_travels(
         assert len(travels) == 3
         assert sum(blob.size_bytes for blob in travels) < REBUILD_LIMIT_BYTES
 
-    containerd.import_images(node.socket, list(references.values()))
+    node.import_images(references.values())
     assert set(references.values()) <= node.images()
 
 
@@ -292,12 +295,12 @@ def test_an_image_that_a_container_uses_stays_when_it_is_old(
             source = changed_tree / "operator/kvscaler_operator/__init__.py"
             source.write_text(source.read_text() + f"\n# {uuid.uuid4()}\n")
             references = build.build_all()
-            containerd.import_images(node.socket, list(references.values()))
+            node.import_images(references.values())
         assert old not in layout.store().references()
         assert old in node.images()
     finally:
         node.ctr("containers", "delete", name)
-    containerd.import_images(node.socket, list(references.values()))
+    node.import_images(references.values())
     assert old not in node.images()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from localcluster.steps import ClusterError
-from localimages import base, build, inputs, layout
+from localimages import base, build, containerd, inputs, layout
 from localimages.store import REF_NAME, ImageStore
 
 REPOSITORY = "docker.io/local/thing"
@@ -221,3 +221,35 @@ def test_another_recipe_of_a_base_is_another_image() -> None:
     python, toolchain = base.BASES["operator"], base.BASES["sidecar"]
     assert python.reference != toolchain.reference
     assert base.Base(python.name, (*python.packages, "gcc")).reference != python.reference
+
+
+def test_large_blobs_are_shared_with_containerd_and_small_ones_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVSCALER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(containerd, "SHARED_BLOB_BYTES", 1000)
+    store = layout.store()
+    store.folder.mkdir(parents=True)
+    large, small = b"x" * 1000, b"y" * 999
+    image = store.image(add_image(store, "a", large, small))
+    blobs = tmp_path / "root" / "io.containerd.content.v1.content" / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+    for blob in image.blobs:
+        (blobs / blob.hex).write_bytes(store.blob_path(blob.digest).read_bytes())
+
+    assert containerd.share_large_blobs(tmp_path / "root", image) == 1
+    for blob in image.blobs:
+        ours, theirs = store.blob_path(blob.digest), blobs / blob.hex
+        assert theirs.read_bytes() == ours.read_bytes()
+        assert theirs.samefile(ours) == (blob.size_bytes >= 1000)
+    assert containerd.share_large_blobs(tmp_path / "root", image) == 0
+
+
+def test_a_store_that_is_being_read_is_not_cleaned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVSCALER_CACHE_DIR", str(tmp_path))
+    with layout.reading_store(), layout.reading_store(), layout.cleaning_store() as possible:
+        assert not possible
+    with layout.cleaning_store() as possible:
+        assert possible

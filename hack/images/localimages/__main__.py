@@ -13,27 +13,23 @@ from localcluster.steps import ClusterError, say
 from localimages import build, containerd, layout
 
 
-def _socket(name: str) -> Path:
-    cluster = lifecycle.find_running(layout.TREE, name)
-    return cluster.containerd_socket
-
-
 def _build(arguments: argparse.Namespace) -> None:
     for reference in build.build_all().values():
         print(reference)
     if arguments.import_too:
         if kubeconfig_path(layout.TREE, arguments.cluster).exists():
-            _import_into(_socket(arguments.cluster))
+            _import(arguments)
         else:
             say(f"  cluster {arguments.cluster!r} is not up: nothing imported")
 
 
 def _import(arguments: argparse.Namespace) -> None:
-    _import_into(arguments.address or _socket(arguments.cluster))
-
-
-def _import_into(socket: Path) -> None:
-    containerd.import_images(socket, list(layout.read_environment().values()))
+    references = list(layout.read_environment().values())
+    if arguments.address is not None:
+        containerd.import_images(arguments.address, references)
+        return
+    cluster = lifecycle.find_running(layout.TREE, arguments.cluster)
+    containerd.import_images(cluster.containerd_socket, references, cluster.image_store)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -44,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     added.set_defaults(function=_build)
     added.add_argument("--import", dest="import_too", action="store_true", help="then import them")
     added.add_argument("--cluster", default=DEFAULT_NAME, help="the cluster to import into")
+    added.set_defaults(address=None)
     text = "Import the images of the last build; only layers that the cluster lacks travel."
     added = commands.add_parser("import", help=text, description=text)
     added.set_defaults(function=_import)

@@ -44,7 +44,7 @@ def stage_reference(image: str, target: str) -> str:
 def build_all() -> dict[str, str]:
     """Build both images from this tree, put them into the store and record them; references."""
     tools.ensure()
-    with layout.exclusive():
+    with layout.building():
         first = not buildah.exists(stage_reference("sidecar", "packages"))
         layout.require_free_disk(
             SIDECAR_FIRST_BUILD_BYTES if first else REBUILD_BYTES,
@@ -120,7 +120,9 @@ def _collect() -> list[str]:
             lasting |= {*stages, f"{layout.image_repository(image)}:latest"}
         bases = {recipe.reference for recipe in base.BASES.values()}
         buildah.keep({*kept, *lasting, *bases})
-        store.keep(kept)
+        with layout.cleaning_store() as possible:
+            if possible:
+                store.keep(kept)
     return kept
 
 

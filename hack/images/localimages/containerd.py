@@ -8,6 +8,7 @@ from localcluster.steps import ClusterError, say, step
 from localimages import layout, tools
 from localimages.store import StoredImage
 
+SHARED_BLOB_BYTES = 32 << 20
 NAMESPACE = "k8s.io"  # the one that the kubelet's images live in
 
 
@@ -18,16 +19,44 @@ def _ctr(socket: Path, *arguments: str) -> list[str]:
     return tools.run(command).splitlines()
 
 
-def import_images(socket: Path, references: list[str]) -> None:
+def import_images(socket: Path, references: list[str], root: Path | None = None) -> None:
     """Make each image present and unpacked; images of ours that nothing needs are removed.
+
+    `root` is that containerd's own folder, if it is ours: large blobs are then shared with the
+    image store instead of taking their space twice.
 
     Raises:
         ClusterError: an image is not in the store, or containerd refused it.
     """
-    with layout.exclusive():
-        for reference in references:
-            _import(socket, layout.store().image(reference))
+    with layout.reading_store():
+        images = [layout.store().image(reference) for reference in references]
+        for image in images:
+            _import(socket, image)
+            if root is not None:
+                share_large_blobs(root, image)
         _collect(socket, set(references))
+
+
+def share_large_blobs(root: Path, image: StoredImage) -> int:
+    """Make containerd's copies of large blobs links to the store's files; how many were made so.
+
+    Both are named by the digest of their content and are never written again. On different disks
+    the copies stay.
+    """
+    blobs = root / "io.containerd.content.v1.content" / "blobs" / "sha256"
+    shared = 0
+    for blob in image.blobs:
+        theirs, ours = blobs / blob.hex, layout.store().blob_path(blob.digest)
+        if blob.size_bytes < SHARED_BLOB_BYTES or not theirs.is_file() or theirs.samefile(ours):
+            continue
+        if theirs.stat().st_dev != ours.stat().st_dev:
+            continue
+        link = root / f"link-{blob.hex}"
+        link.unlink(missing_ok=True)
+        link.hardlink_to(ours)
+        link.rename(theirs)
+        shared += 1
+    return shared
 
 
 def _import(socket: Path, image: StoredImage) -> None:

@@ -42,15 +42,41 @@ def require_free_disk(needed_bytes: int, what: str) -> None:
 
 
 @contextmanager
-def exclusive() -> Iterator[None]:
-    """One build or import at a time: they share buildah's storage and clean up after each other."""
+def building() -> Iterator[None]:
+    """One build at a time: they share buildah's storage and clean up after each other."""
+    with _lock("build.lock", fcntl.LOCK_EX, "another build of images"):
+        yield
+
+
+@contextmanager
+def reading_store() -> Iterator[None]:
+    """While images are read, builds may add to the store but not clean it."""
+    with _lock("store.lock", fcntl.LOCK_SH, "the cleaning of the image store"):
+        yield
+
+
+@contextmanager
+def cleaning_store() -> Iterator[bool]:
+    """Whether the store may be cleaned now; not while an import reads it, the next build will."""
     folder().mkdir(parents=True, exist_ok=True)
-    with (folder() / "lock").open("w") as lock:
+    with (folder() / "store.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("  waiting for another build or import of images to end")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield False
+        else:
+            yield True
+
+
+@contextmanager
+def _lock(name: str, kind: int, holder: str) -> Iterator[None]:
+    folder().mkdir(parents=True, exist_ok=True)
+    with (folder() / name).open("w") as lock:
+        try:
+            fcntl.flock(lock, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"  waiting for {holder} to end")
+            fcntl.flock(lock, kind)
         yield
 
 

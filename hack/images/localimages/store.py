@@ -9,14 +9,16 @@ then holds only what that containerd lacks.
 import io
 import json
 import tarfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from localcluster.steps import ClusterError
+from localcluster.steps import POLL_SECONDS, ClusterError
 
 REF_NAME = "org.opencontainers.image.ref.name"
+INDEX_PATIENCE_SECONDS = 2
 _COPY_BYTES = 1 << 20
 
 
@@ -69,8 +71,16 @@ class ImageStore:
         path = self.folder / "index.json"
         if not path.exists():
             return {"schemaVersion": 2, "manifests": []}
-        index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return index
+        deadline = time.monotonic() + INDEX_PATIENCE_SECONDS
+        while True:
+            try:
+                index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError:  # buildah rewrites it in place: someone's build may be doing so now
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(POLL_SECONDS)
+            else:
+                return index
 
     def references(self) -> list[str]:
         """Names of the images, the one added last at the end."""
