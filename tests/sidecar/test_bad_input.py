@@ -58,6 +58,27 @@ async def test_over_http(tmp_path: Path) -> None:
         assert (await replica.complete("still here", max_tokens=2)).status_code == 200
 
 
+async def test_hostile_words_come_back_short_and_whole(tmp_path: Path) -> None:
+    cases: list[tuple[bytes, int]] = [
+        (b'{"model": "parrot", "prompt": "x", "\\ud800": 1}', 400),
+        (b'{"model": "parrot", "prompt": "\\ud800"}', 400),
+        (b'{"model": "\\udfff", "prompt": "x"}', 400),
+        (b'{"model": "' + b"m" * 100_000 + b'", "prompt": "x"}', 404),
+        (b'{"model": "parrot", "prompt": "x", "' + b"f" * 100_000 + b'": 1}', 400),
+        (b'{"model": "parrot", "prompt": "x", "temperature": NaN}', 400),
+        (b'{"model": "parrot", "prompt": "x", "max_tokens": 1e999}', 400),
+        (b'{"model": "parrot", "prompt": "x", "max_tokens": ' + b"9" * 5000 + b"}", 400),
+        (b'{"model": "parrot", "prompt": "x", "max_tokens": ' + b"9" * 50 + b"}", 413),
+        (b'{"model": "parrot", "prompt": [' + b"9" * 50 + b"]}", 400),
+    ]
+    async with running(tmp_path) as replica:
+        for body, status in cases:
+            answer = await replica.post("/v1/completions", body)
+            assert answer.status_code == status, body[:80]
+            assert answer.json()["error"]["message"]
+            assert len(answer.content) < 1000, body[:80]
+
+
 async def test_unknown_paths_and_methods(tmp_path: Path) -> None:
     async with running(tmp_path) as replica:
         missing = await replica.post("/v1/embeddings", OK)
@@ -65,6 +86,8 @@ async def test_unknown_paths_and_methods(tmp_path: Path) -> None:
     assert missing.status_code == 404
     assert "/v1/chat/completions" in missing.json()["error"]["message"]
     assert method.status_code == 405
+    assert method.headers["allow"] == "POST"
+    assert method.json()["error"]["message"] == "/v1/completions takes POST, not GET."
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,28 @@ async def test_sigterm_refuses_new_finishes_old_and_exits_0(tmp_path: Path) -> N
     assert finished.text.count('"finish_reason":"length"') == 1
 
 
+async def test_at_the_timeout_the_process_ends_with_what_is_left(tmp_path: Path) -> None:
+    executor = ParrotExecutor()
+    async with running(tmp_path, executor, drain_timeout_seconds="0") as replica:
+        executor.gate.clear()
+        stream = asyncio.create_task(replica.complete("abc", max_tokens=50, stream=True))
+        await replica.stepping()
+        replica.replica.begin_end()
+        assert await asyncio.wait_for(asyncio.shield(replica.task), 30) == 0
+        with pytest.raises(httpx.HTTPError):
+            await stream
+
+
+async def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
+    executor = ParrotExecutor()
+    async with running(tmp_path, executor, drain_linger_seconds="3600") as replica:
+        replica.replica._interrupt()
+        await replica.until(lambda s: s.drain.phase is DrainPhase.LINGERING)
+        assert not replica.task.done()
+        replica.replica._interrupt()
+        assert await asyncio.wait_for(asyncio.shield(replica.task), 20) == 130
+
+
 async def test_a_drain_by_the_admin_api_does_not_end_the_process(tmp_path: Path) -> None:
     async with running(tmp_path) as replica:
         replica.replica.drain.begin(ADMIN)

@@ -40,6 +40,8 @@ Answer = TypeVar("Answer")
 IDLE_TURN_SECONDS = 0.2
 """How often an idle thread turns, for its heartbeat and its look."""
 QUEUED_TURN_SECONDS = 0.05
+STOP_SECONDS = 2.0
+"""How long `stop` waits for a step; the thread is a daemon and ends with the process."""
 LOOK_SECONDS = 0.05
 """While busy, a look is taken after the first step that ends this long after the last look."""
 RETRY_AFTER_UNKNOWN_SECONDS = 1.0
@@ -104,7 +106,7 @@ class EngineLoop:
         with self._wake:
             self._stopping = True
             self._wake.notify()
-        self._thread.join(timeout=10)
+        self._thread.join(STOP_SECONDS)
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Offer jobs for admission; the answers come to their mailboxes."""

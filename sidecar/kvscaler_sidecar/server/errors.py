@@ -68,6 +68,11 @@ class Refusal(Exception):
         return headers
 
 
+def quoted(text: str, limit: int = 100) -> str:
+    """A client's own words for use in an answer: quoted, and never long."""
+    return repr(text if len(text) <= limit else text[:limit] + "…")
+
+
 def error_body(status: int, message: str, param: str | None, code: str | None) -> dict[str, Any]:
     """`{"error": {"message", "type", "param", "code"}}`."""
     kind = _TYPE_OF_STATUS.get(status, "server_error")

@@ -142,7 +142,8 @@ class Exchange:
         self, status: int, payload: Any, headers: Iterable[tuple[str, str]] = ()
     ) -> None:
         """A whole JSON response."""
-        data = json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
+        text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
+        data = text.encode(errors="replace")  # an error may quote half a surrogate pair
         base = [("content-type", "application/json"), ("content-length", str(len(data)))]
         await self.start(status, [*base, *headers])
         await self.write(data, more=False)

@@ -23,7 +23,7 @@ from kvscaler_sidecar.chat_template import ChatTemplateError
 from kvscaler_sidecar.drain import Drain
 from kvscaler_sidecar.engine.job import Finished, Mailbox, Produced
 from kvscaler_sidecar.executors.seam import SamplingParams, Tokenizer
-from kvscaler_sidecar.server.errors import Refusal, error_body
+from kvscaler_sidecar.server.errors import Refusal, error_body, quoted
 from kvscaler_sidecar.server.exchange import ClientGone, Exchange, HeldBytes
 from kvscaler_sidecar.server.format import ChatShape, ChoiceText, CompletionShape, Shape, Usage
 from kvscaler_sidecar.server.generate import (
@@ -99,20 +99,14 @@ class OpenAIServer:
 
     def app(self) -> ASGIApp:
         """The ASGI application."""
+        completions = _Endpoint(self, "POST", self._counted(self._completions))
+        chat = _Endpoint(self, "POST", self._counted(self._chat))
         return Router(
             routes=[
-                Route(
-                    "/v1/completions",
-                    _Endpoint(self, self._counted(self._completions)),
-                    methods=["POST"],
-                ),
-                Route(
-                    "/v1/chat/completions",
-                    _Endpoint(self, self._counted(self._chat)),
-                    methods=["POST"],
-                ),
-                Route("/v1/models", _Endpoint(self, self._models), methods=["GET"]),
-                Route("/v1/models/{name:path}", _Endpoint(self, self._model), methods=["GET"]),
+                Route("/v1/completions", completions),
+                Route("/v1/chat/completions", chat),
+                Route("/v1/models", _Endpoint(self, "GET", self._models)),
+                Route("/v1/models/{name:path}", _Endpoint(self, "GET", self._model)),
             ],
             default=_not_found,
             redirect_slashes=False,
@@ -189,7 +183,8 @@ class OpenAIServer:
         if name not in self._served_names:
             raise Refusal(
                 RefusalReason.UNKNOWN_MODEL,
-                f"The model {name!r} is not served here; served: {', '.join(self._served_names)}.",
+                f"The model {quoted(name)} is not served here; "
+                f"served: {', '.join(self._served_names)}.",
                 param="model",
             )
 
@@ -372,18 +367,25 @@ class _Stream:
 class _Endpoint:
     """A route's endpoint on bare ASGI: Starlette takes objects that are no functions as such."""
 
-    def __init__(self, server: OpenAIServer, handler: Handler) -> None:
+    def __init__(self, server: OpenAIServer, method: str, handler: Handler) -> None:
         self._server = server
+        self._method = method
         self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._server.handle(Exchange(scope, receive, send), self._handler)
+        exchange = Exchange(scope, receive, send)
+        if scope["method"] != self._method:
+            message = f"{scope['path']} takes {self._method}, not {scope['method']}."
+            body = error_body(405, message, None, "method_not_allowed")
+            await exchange.send_json(405, body, [("allow", self._method)])
+            return
+        await self._server.handle(exchange, self._handler)
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
     exchange = Exchange(scope, receive, send)
     message = (
-        f"There is no {scope['method']} {scope['path']} here; this server has "
+        f"There is no {scope['method']} {quoted(scope['path'])} here; this server has "
         "/v1/completions, /v1/chat/completions and /v1/models."
     )
     await exchange.send_json(404, error_body(404, message, None, "not_found"))

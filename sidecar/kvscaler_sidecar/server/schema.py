@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from kvscaler.protocol.refusals import RefusalReason
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from kvscaler_sidecar.server.errors import Refusal
+from kvscaler_sidecar.server.errors import Refusal, quoted
 
 METADATA_FIELDS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
 """Accepted and unused: they label a request for the vendor's dashboards and change no answer."""
@@ -178,6 +178,8 @@ def parse_chat(body: bytes) -> ChatRequest:
 def _parse(body: bytes, model: type[Body]) -> Body:
     try:
         data = json.loads(body)
+        if b"\\ud" in body or b"\\uD" in body:
+            json.dumps(data, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except (ValueError, RecursionError) as error:
         raise Refusal(
             RefusalReason.INVALID_REQUEST,
@@ -201,8 +203,8 @@ def _parse(body: bytes, model: type[Body]) -> Body:
             continue
         raise Refusal(
             RefusalReason.UNSUPPORTED_FIELD,
-            f"The field {name!r} is not supported by this engine. Leave it out.",
-            param=name,
+            f"The field {quoted(name)} is not supported by this engine. Leave it out.",
+            param=name[:100],
         )
     try:
         return model.model_validate(data)
@@ -218,7 +220,7 @@ def _refusal_of(error: ValidationError) -> Refusal:
     """The first problem, with its path; pydantic's names of union members are left out."""
     first = error.errors(include_url=False, include_context=False)[0]
     parts = [part for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
-    path = ".".join(str(part) for part in parts)
+    path = ".".join(str(part) for part in parts)[:200]
     if first["type"] == "extra_forbidden":
         return Refusal(
             RefusalReason.UNSUPPORTED_FIELD,
