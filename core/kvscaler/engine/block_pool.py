@@ -120,16 +120,18 @@ class BlockPool:
         return taken
 
     def _get_with_eviction(self, count: int) -> list[int]:
-        if not 0 <= count <= self.available_blocks:
+        blank = self._blank
+        fresh = max(0, len(blank) - self._withheld)
+        if not 0 <= count <= fresh + self._cached:
             raise OutOfBlocksError(
                 f"asked for {count} blocks, but {self.available_blocks} are available "
                 f"({self.referenced_blocks} of {self.limit_blocks} referenced)"
             )
-        left = min(len(self._blank), self._withheld)
-        taken = self._blank[left:]
-        del self._blank[left:]
-        taken.reverse()
-        return taken + self._evict_oldest(count - len(taken))
+        taken = self._evict_oldest(count - fresh)
+        if fresh:
+            taken = blank[: -fresh - 1 : -1] + taken
+            del blank[-fresh:]
+        return taken
 
     def touch(self, blocks: Sequence[int]) -> None:
         """Add a reference to found blocks; a cached one leaves the list it could be evicted from."""
