@@ -83,6 +83,19 @@ def test_a_request_waits_until_the_projected_peak_leaves_room():
     assert engine.traffic().finished == 4
 
 
+@pytest.mark.parametrize(("step_tokens", "admitted"), [(64, True), (4, False)])
+def test_a_prefill_in_many_chunks_is_charged_for_as_long_as_it_lasts(step_tokens, admitted):
+    engine = replica(13, kv_blocks=13, step_tokens=step_tokens)
+    grows, brief = request(4, 41), request(40, 1)
+    assert engine.offer(grows, 0.0).admitted
+    run_step(engine)
+    # 11 blocks beside 2: free after one large step, or only when the other has 5 after 14 steps.
+    assert engine.offer(brief, 0.0).admitted is admitted
+    drain(engine)
+    assert engine.traffic().finished == 2
+    assert engine.scheduler.preemptions == 0
+
+
 def test_nobody_overtakes_the_head_of_the_queue_but_higher_priority():
     engine = replica()
     assert engine.offer(request(8, 64), 0.0).admitted
