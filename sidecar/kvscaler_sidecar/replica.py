@@ -28,9 +28,10 @@ from kvscaler_sidecar.drain import SIGTERM, Drain
 from kvscaler_sidecar.engine.loop import EngineLoop
 from kvscaler_sidecar.executors.seam import Executor, Tokenizer
 from kvscaler_sidecar.metrics import Latencies, StateCollector
+from kvscaler_sidecar.server.answer import Serving
 from kvscaler_sidecar.server.listeners import Listeners
 from kvscaler_sidecar.server.observe import Health, observe_app, readiness
-from kvscaler_sidecar.server.openai import OpenAIServer, Serving
+from kvscaler_sidecar.server.openai import OpenAIServer
 from kvscaler_sidecar.start import EXIT_REFUSED, LOADING_THREAD, Plan, StartRefused
 from kvscaler_sidecar.state import StateBuilder
 

@@ -6,14 +6,10 @@ the replica.
 """
 
 import asyncio
-import json
 import logging
-import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from kvscaler.engine.request import FinishReason
 from kvscaler.protocol.drain import DrainPhase
 from kvscaler.protocol.refusals import RefusalReason
 from starlette.routing import Route, Router
@@ -21,17 +17,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvscaler_sidecar.chat_template import ChatTemplateError
 from kvscaler_sidecar.drain import Drain
-from kvscaler_sidecar.engine.job import Finished, Mailbox, Produced
-from kvscaler_sidecar.executors.seam import SamplingParams, Tokenizer
+from kvscaler_sidecar.executors.seam import SamplingParams
+from kvscaler_sidecar.server.answer import Serving, answer
 from kvscaler_sidecar.server.errors import Refusal, error_body, quoted
 from kvscaler_sidecar.server.exchange import ClientGone, Exchange, HeldBytes
-from kvscaler_sidecar.server.format import ChatShape, ChoiceText, CompletionShape, Shape, Usage
+from kvscaler_sidecar.server.format import ChatShape, CompletionShape
 from kvscaler_sidecar.server.generate import (
-    Submitter,
     Wanted,
-    admitted,
-    check_length,
-    make_jobs,
     new_request_id,
     now,
     tokenize,
@@ -53,25 +45,6 @@ MAX_HELD_BYTES = 64 * 1024 * 1024
 
 Body = TypeVar("Body", CompletionRequest, ChatRequest)
 Handler = Callable[[Exchange], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """A loaded replica, as the API uses it."""
-
-    engine: Submitter
-    text: Tokenizer
-    max_context_tokens: int
-
-    def check_length(self, prompt_tokens: int, output_tokens: int | None, param: str) -> int:
-        """`generate.check_length` for this replica."""
-        return check_length(
-            prompt_tokens,
-            output_tokens,
-            self.max_context_tokens,
-            self.engine.max_request_tokens,
-            param,
-        )
 
 
 class OpenAIServer:
@@ -214,7 +187,7 @@ class OpenAIServer:
             arrival_seconds=arrival,
         )
         shape = CompletionShape(request.logprobs is not None, serving.text.token_text)
-        await self._answer(exchange, serving, request, wanted, shape)
+        await answer(exchange, serving, request, wanted, shape)
 
     async def _chat(self, exchange: Exchange) -> None:
         serving = self._ready()
@@ -243,64 +216,7 @@ class OpenAIServer:
             arrival_seconds=arrival,
         )
         shape = ChatShape(request.logprobs, serving.text.token_text)
-        await self._answer(exchange, serving, request, wanted, shape)
-
-    async def _answer(
-        self,
-        exchange: Exchange,
-        serving: Serving,
-        request: CompletionRequest | ChatRequest,
-        wanted: Wanted,
-        shape: Shape,
-    ) -> None:
-        mailbox = Mailbox()
-        jobs = make_jobs(wanted, mailbox)
-        envelope = {
-            "id": wanted.request_id,
-            "object": shape.object,
-            "created": int(time.time()),
-            "model": request.model,
-        }
-        async with admitted(serving.engine, exchange, jobs, mailbox) as events:
-            usage = Usage()
-            left = len(jobs)
-            if request.stream:
-                envelope["object"] = shape.chunk_object
-                stream = _Stream(exchange, envelope, request.include_usage)
-                await stream.open([shape.opening(job.index) for job in jobs])
-                async for index, event in events:
-                    if isinstance(event, Produced):
-                        if event.text or event.logprobs is not None:
-                            await stream.send([shape.piece(index, event.text, [event])])
-                    elif isinstance(event, Finished):
-                        left -= 1
-                        usage.add(event, first_choice=index % wanted.choices == 0)
-                        if event.reason is FinishReason.ERROR:
-                            await stream.fail(event.message)
-                            return
-                        await stream.send([shape.ending(index, event.text, event.reason)])
-                        if not left:
-                            break
-                await stream.close(usage)
-                return
-            choices = [ChoiceText() for _ in jobs]
-            async for index, event in events:
-                choice = choices[index]
-                if isinstance(event, Produced):
-                    choice.parts.append(event.text)
-                    if event.logprobs is not None:
-                        choice.tokens.append(event)
-                elif isinstance(event, Finished):
-                    left -= 1
-                    usage.add(event, first_choice=index % wanted.choices == 0)
-                    if event.reason is FinishReason.ERROR:
-                        raise _engine_failed(event.message)
-                    choice.parts.append(event.text)
-                    choice.reason = event.reason
-                    if not left:
-                        break
-            bodies = [shape.choice(index, choice) for index, choice in enumerate(choices)]
-            await exchange.send_json(200, {**envelope, "choices": bodies, "usage": usage.body()})
+        await answer(exchange, serving, request, wanted, shape)
 
     async def _models(self, exchange: Exchange) -> None:
         data = [self._model_body(name) for name in self._served_names]
@@ -322,46 +238,6 @@ class OpenAIServer:
         if serving is not None:
             body["max_model_len"] = serving.max_context_tokens
         return body
-
-
-class _Stream:
-    """Server-sent events of one response."""
-
-    def __init__(self, exchange: Exchange, envelope: dict[str, Any], usage: bool) -> None:
-        self._exchange = exchange
-        self._envelope = envelope
-        self._usage = usage
-
-    async def open(self, openings: list[dict[str, Any] | None]) -> None:
-        headers = [
-            ("content-type", "text/event-stream; charset=utf-8"),
-            ("cache-control", "no-cache"),
-            ("x-accel-buffering", "no"),
-        ]
-        await self._exchange.start(200, headers)
-        for choice in openings:
-            if choice is not None:
-                await self.send([choice])
-
-    async def send(self, choices: list[dict[str, Any]]) -> None:
-        chunk: dict[str, Any] = {**self._envelope, "choices": choices}
-        if self._usage:
-            chunk["usage"] = None
-        await self._write(chunk)
-
-    async def fail(self, message: str) -> None:
-        """Tell a client that its stream broke; it can't be told by a status any more."""
-        await self._write(error_body(500, message, None, str(RefusalReason.ENGINE_FAILED)))
-        await self._exchange.write(b"", more=False)
-
-    async def close(self, usage: Usage) -> None:
-        if self._usage:
-            await self._write({**self._envelope, "choices": [], "usage": usage.body()})
-        await self._exchange.write(b"data: [DONE]\n\n", more=False)
-
-    async def _write(self, payload: dict[str, Any]) -> None:
-        text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
-        await self._exchange.write(f"data: {text}\n\n".encode())
 
 
 class _Endpoint:
@@ -413,7 +289,3 @@ def _sampling(request: CompletionRequest | ChatRequest, logprobs: int | None) ->
         frequency_penalty=request.frequency_penalty,
         logprobs=logprobs,
     )
-
-
-def _engine_failed(message: str) -> Refusal:
-    return Refusal(RefusalReason.ENGINE_FAILED, message, retry_after_seconds=5)
