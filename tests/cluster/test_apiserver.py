@@ -1,9 +1,13 @@
 """The API server alone: a real one, that forgets everything when the tests end."""
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from localcluster import processes, standalone
+from localcluster import processes, standalone, steps
 from localcluster.handle import ClusterHandle
 from localcluster.steps import ClusterError
 
@@ -50,3 +54,29 @@ def test_a_component_that_dies_is_named_with_the_end_of_its_log(tmp_path: Path) 
         standalone.start(state, tmp_path / "kubeconfig", "broken", with_controllers=False)
     assert "not a directory" in str(error.value)
     assert processes.running(state) == {}
+
+
+KEEPER = """
+import sys
+from localcluster import standalone
+with standalone.temporary("orphan") as layout:
+    print(layout.state, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_it_ends_with_its_test_run_even_when_that_is_killed() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", KEEPER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as keeper:
+        assert keeper.stdout is not None
+        state = Path(keeper.stdout.readline().strip())
+        assert len(processes.running(state)) == 2
+        keeper.kill()
+    steps.wait_until(lambda: processes.running(state) == {}, "nothing runs", 10)
+    shutil.rmtree(state.parent)

@@ -10,16 +10,20 @@ from localcluster.api import Api
 from localcluster.layout import Layout
 from localcluster.steps import step, wait_until
 
-HEALTHY_TIMEOUT_SECONDS = 60
+HEALTHY_TIMEOUT_SECONDS = 120
 QUERY_LIMITS = ("--kube-api-qps=200", "--kube-api-burst=400")
 
 
 class ControlPlane:
-    """`enter` is the command prefix that moves a process into the sandbox; empty without one."""
+    """`enter` is the command prefix that moves a process into the sandbox; empty without one.
 
-    def __init__(self, layout: Layout, enter: Sequence[str] = ()) -> None:
+    `attached` components are killed when this process ends.
+    """
+
+    def __init__(self, layout: Layout, enter: Sequence[str] = (), attached: bool = False) -> None:
         self.layout = layout
         self.enter = enter
+        self.attached = attached
 
     def start(self, with_controllers: bool = True) -> None:
         """Start what does not run yet and wait until all of it is healthy."""
@@ -45,7 +49,8 @@ class ControlPlane:
     def _start(self, argv: list[str | Path]) -> None:
         executable = Path(argv[0])
         if processes.find(self.layout.state, executable) is None:
-            processes.start(self.layout.state, argv, self._log(executable.name), self.enter)
+            log = self._log(executable.name)
+            processes.start(self.layout.state, argv, log, self.enter, attached=self.attached)
 
     def _log(self, name: str) -> Path:
         return self.layout.logs / f"{name}.log"

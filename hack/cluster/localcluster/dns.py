@@ -7,7 +7,7 @@ from localcluster.api import Api
 from localcluster.layout import Layout
 from localcluster.steps import step, wait_until
 
-READY_TIMEOUT_SECONDS = 60
+READY_TIMEOUT_SECONDS = 120
 NAMESPACE = "kube-system"
 DEPLOYMENT = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/coredns"
 LABELS = {"k8s-app": "kube-dns"}

@@ -15,7 +15,7 @@ from localcluster.layout import Layout
 from localcluster.steps import ClusterError, step, wait_until
 
 CONTAINERD_TIMEOUT_SECONDS = 30
-READY_TIMEOUT_SECONDS = 60
+READY_TIMEOUT_SECONDS = 120
 MAX_PODS = 250
 
 

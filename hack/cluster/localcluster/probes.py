@@ -9,7 +9,7 @@ from localcluster import build, images, oci
 from localcluster.handle import ClusterHandle
 from localcluster.steps import wait_until
 
-POD_TIMEOUT_SECONDS = 60
+POD_TIMEOUT_SECONDS = 120
 SERVER_PORT = 8080
 
 

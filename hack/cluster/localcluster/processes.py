@@ -16,7 +16,8 @@ from localcluster.steps import ClusterError, wait_until
 MARKER = "KVSCALER_CLUSTER_STATE"
 LOG_TAIL_LINES = 15
 LOG_LINE_CHARACTERS = 1000
-START_TIMEOUT_SECONDS = 10
+START_TIMEOUT_SECONDS = 30
+_attached: list[subprocess.Popen[bytes]] = []
 
 
 def running(state: Path) -> dict[int, Path]:
@@ -46,24 +47,40 @@ def start(
     log: Path,
     enter: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    attached: bool = False,
 ) -> None:
-    """Start `argv` detached from this process, appending both outputs to `log`.
+    """Start `argv`, appending both outputs to `log`; returns once it runs.
 
-    `enter` is a command prefix that moves it into a sandbox. Returns once it runs.
+    `enter` is a command prefix that moves it into a sandbox. It outlives this process unless
+    `attached`: then it is killed when this process ends, however that happens.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
+    whole_environment = {"PATH": os.environ["PATH"], **(environment or {}), MARKER: str(state)}
     with log.open("ab") as output:
-        subprocess.run(
+        if attached:
+            _attached.append(
+                subprocess.Popen(
+                    ["setpriv", "--pdeathsig", "KILL", *argv],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    cwd="/",
+                    env=whole_environment,
+                    start_new_session=True,
+                )
+            )
+        else:
             # setsid --fork orphans it: its parent becomes the process 1 of its own namespace,
             # which reaps it.
-            [*enter, "setsid", "--fork", *argv],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            cwd="/",
-            env={"PATH": os.environ["PATH"], **(environment or {}), MARKER: str(state)},
-            check=True,
-        )
+            subprocess.run(
+                [*enter, "setsid", "--fork", *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd="/",
+                env=whole_environment,
+                check=True,
+            )
     executable = Path(argv[0])
     try:
         wait_until(
@@ -106,6 +123,7 @@ def end_all(state: Path, timeout_seconds: float = 10) -> None:
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        _attached[:] = [child for child in _attached if child.poll() is None]  # reaps the others
         return not left
 
     wait_until(all_gone, f"the processes of {state} have ended", timeout_seconds)

@@ -19,16 +19,19 @@ from localcluster.steps import cache_dir, say
 RECORD = "control-plane.json"
 
 
-def start(state: Path, kubeconfig: Path, name: str, with_controllers: bool) -> Layout:
+def start(
+    state: Path, kubeconfig: Path, name: str, with_controllers: bool, attached: bool = False
+) -> Layout:
     """Start etcd and the API server (and, if asked, the controllers) with their state in `state`.
 
     Publishes an administrator's kubeconfig at `kubeconfig` and returns when the server is ready.
-    Where that fails, nothing is left running; state and logs stay for a look.
+    `attached`: it all ends with this process, even with one that is killed. Where starting
+    fails, nothing is left running; state and logs stay for a look.
     """
     build.ensure(*(build.CONTROL_PLANE_BINARIES if with_controllers else build.API_BINARIES))
     layout = Layout(name, None, state, kubeconfig, Ports.free_on_loopback())
     try:
-        ControlPlane(layout).start(with_controllers)
+        ControlPlane(layout, attached=attached).start(with_controllers)
     except BaseException:  # an interrupt, too: half a control plane is of no use to anyone
         processes.end_all(state)
         raise
@@ -49,7 +52,9 @@ def temporary(name: str) -> Iterator[Layout]:
         state = Path(folder)
         layout = Layout(name, None, state / "state", state / "kubeconfig")
         try:
-            yield start(layout.state, layout.kubeconfig, name, with_controllers=False)
+            yield start(
+                layout.state, layout.kubeconfig, name, with_controllers=False, attached=True
+            )
         finally:
             stop(layout)
 
