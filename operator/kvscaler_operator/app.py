@@ -31,7 +31,7 @@ from kvscaler_operator.probes import Health, HttpServers, older_than
 from kvscaler_operator.queue import WorkQueue
 from kvscaler_operator.reconcile import Options, Reconciler
 from kvscaler_operator.relist import Relist
-from kvscaler_operator.resources import INFERENCE_SERVICES, PODS, WATCHED
+from kvscaler_operator.resources import CHILDREN, INFERENCE_SERVICES, PODS, WATCHED, uid_of
 from kvscaler_operator.scale import ScaleWriter
 from kvscaler_operator.schema_check import schema_fault
 from kvscaler_operator.settings import Settings, prometheus_servers
@@ -55,7 +55,7 @@ class Operator:
         self.registry = CollectorRegistry()
         self.machinery = MachineryMetrics(self.registry)
         self.services = ServiceMetrics(self.registry)
-        self.health = Health()
+        self.health = Health(readiness={"first-pass": lambda: "waiting for the lease"})
         self.http = HttpServers(self.health, self.registry)
         self.caches = {
             r: ObjectCache(r, None if r is INFERENCE_SERVICES else SERVICE_UID_LABEL)
@@ -87,7 +87,6 @@ class Operator:
             deadline_seconds=settings.lease_duration_seconds * 2 / 3,
             retry_seconds=settings.lease_duration_seconds / 7.5,
         )
-        self.health.readiness["first-pass"] = lambda: "waiting for the lease"
         await self.http.start(settings.probe_port, settings.metrics_port)
         try:
             await elector.run(self._serve(self.kube, api, elector, stop or asyncio.Event()))
@@ -131,6 +130,7 @@ class Operator:
         tasks: dict[str, Coroutine[Any, Any, None]] = {
             "events": events.run(),
             "heartbeat": self.health.run_heartbeat(),
+            "forget": self._forget_pods(writers),
             "watches": run_watches(settings, api, self.sink.take),
             "work": self._work(workers, relist, observers),
             "relist": relist.run(settings.relist_seconds),
@@ -178,6 +178,15 @@ class Operator:
         logger.info("Caches are filled: %d services", len(expected))
         self.health.readiness["first-pass"] = lambda: _unseen(expected - workers.done)
         await workers.run(self.settings.workers)
+
+    async def _forget_pods(self, writers: Writers) -> None:
+        """Memory of Pods and children lives as long as they do."""
+        while True:
+            await asyncio.sleep(self.settings.relist_seconds)
+            pods = {uid_of(pod) for pod in self.caches[PODS].all()}
+            writers.drainer.keep(pods)
+            writers.limits.keep(pods)
+            writers.children.keep({uid_of(o) for r in CHILDREN for o in self.caches[r].all()})
 
     def _add_checks(self, elector: LeaseElector, workers: Workers, relist: Relist) -> None:
         settings, checks = self.settings, self.health.liveness

@@ -73,10 +73,9 @@ class ChildWriter:
         self._events = events
         self._memory: dict[str, _Memory] = {}
 
-    def forget(self, uids: set[str]) -> None:
+    def keep(self, uids: set[str]) -> None:
         """Forget children that are gone."""
-        for uid in uids:
-            self._memory.pop(uid, None)
+        self._memory = {uid: m for uid, m in self._memory.items() if uid in uids}
 
     async def find(self, owner: Object, document: Object) -> Object | None:
         """The live child for `document`; raises `Blocked` when its name is someone else's.

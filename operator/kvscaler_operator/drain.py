@@ -127,6 +127,7 @@ class Drainer:
         self._endpoint = endpoint
         self._observed = observed
         self._told: dict[str, float] = {}
+        self._warned: set[str] = set()
 
     async def step(
         self,
@@ -218,7 +219,7 @@ class Drainer:
             report = await self._sidecars.put_drain(endpoint, put)
         except SidecarError as error:
             # SIGTERM alone keeps every stream; the time-out of the drain bounds the wait.
-            logger.warning("Drain of %s not accepted yet: %s", replica.name, error)
+            self._warn(replica, f"drain not accepted yet: {error}")
             return None
         self._told[replica.uid] = now
         return report
@@ -236,7 +237,7 @@ class Drainer:
             try:
                 await self._sidecars.put_drain(endpoint, DrainPut(drain=False))
             except SidecarError as error:
-                logger.warning("Drain of %s not ended yet: %s", replica.name, error)
+                self._warn(replica, f"drain not ended yet: {error}")
                 return False
         self._told.pop(replica.uid, None)
         return await self._apply(replica.pod, {})
@@ -259,9 +260,16 @@ class Drainer:
             return False
         return True
 
+    def _warn(self, replica: Replica, words: str) -> None:
+        """Once for each Pod: a step is taken every second."""
+        if replica.uid not in self._warned:
+            self._warned.add(replica.uid)
+            logger.warning("%s: %s", replica.name, words)
+
     def keep(self, pod_uids: set[str]) -> None:
         """Forget Pods that are gone."""
         self._told = {uid: at for uid, at in self._told.items() if uid in pod_uids}
+        self._warned &= pod_uids
 
 
 @dataclass(slots=True)

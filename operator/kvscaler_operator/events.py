@@ -116,7 +116,8 @@ class EventRecorder:
     async def flush(self, timeout_seconds: float) -> None:
         """Wait until all that was recorded so far is posted, at most `timeout_seconds`."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._pending.join(), timeout_seconds)
+            async with asyncio.timeout(timeout_seconds):
+                await self._pending.join()
 
     async def _post(self, key: _Key, document: Object | None) -> None:
         if document is not None:

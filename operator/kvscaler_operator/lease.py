@@ -106,7 +106,9 @@ class LeaseElector:
         if self._renewed_at is not None:
             budget = max(0.05, self._renewed_at + self._deadline - begun)
         try:
-            renewed = await asyncio.wait_for(self._acquire_or_renew(), budget)
+            # Not wait_for: that can swallow a cancellation, and renewing would never end.
+            async with asyncio.timeout(budget):
+                renewed = await self._acquire_or_renew()
         except Exception as error:
             # Whatever happened, the Lease is not renewed; only the words differ.
             logger.warning("Lease not renewed: %s", str(error) or type(error).__name__)
@@ -145,7 +147,8 @@ class LeaseElector:
         self._renewed_at = None
         with contextlib.suppress(Exception):
             # Best effort: if it fails, the next operator waits for the duration.
-            await asyncio.wait_for(self._hand_back(), self._retry)
+            async with asyncio.timeout(self._retry):
+                await self._hand_back()
 
     async def _hand_back(self) -> None:
         lease = await self._kube.get(LEASES, self._namespace, self._name)

@@ -19,6 +19,8 @@ from kvscaler_operator.observe import Replica
 
 logger = logging.getLogger(__name__)
 
+RETRY_SECONDS = 1.0
+RETRY_CAP_SECONDS = 60.0
 SETTLE_SECONDS = 10.0
 """After a PUT that was accepted, the replica's own report is awaited this long before another."""
 
@@ -44,6 +46,7 @@ class LimitsWriter:
         self._sidecars = sidecars
         self._endpoint = endpoint
         self._accepted: dict[str, tuple[LimitsReport, float]] = {}
+        self._refused: dict[str, tuple[int, float, str]] = {}
 
     async def step(
         self,
@@ -80,13 +83,20 @@ class LimitsWriter:
         endpoint = self._endpoint(service_uid, replica)
         if endpoint is None:
             return "pending", f"{replica.name} has no address"
+        tries, due, words = self._refused.get(replica.uid, (0, float("-inf"), ""))
+        now = asyncio.get_running_loop().time()
+        if now < due:
+            return "pending", words
         put = LimitsPut(if_hash=report.hash, limits=wanted)
         try:
             answer = await self._sidecars.put_limits(endpoint, put)
         except SidecarError as error:
-            if error.fault is not Fault.CONFLICT:
+            pause = min(RETRY_CAP_SECONDS, RETRY_SECONDS * 2.0**tries)
+            self._refused[replica.uid] = (min(tries + 1, 16), now + pause, str(error))
+            if tries == 0 and error.fault is not Fault.CONFLICT:
                 logger.warning("Limits not accepted by %s: %s", replica.name, error)
             return "pending", str(error)
+        self._refused.pop(replica.uid, None)
         self._accepted[replica.uid] = (answer, asyncio.get_running_loop().time())
         if answer.clamped:
             return "clamped", _clamped(replica, answer)
@@ -101,6 +111,7 @@ class LimitsWriter:
     def keep(self, pod_uids: set[str]) -> None:
         """Forget Pods that are gone."""
         self._accepted = {uid: a for uid, a in self._accepted.items() if uid in pod_uids}
+        self._refused = {uid: r for uid, r in self._refused.items() if uid in pod_uids}
 
 
 def in_force(report: LimitsReport, wanted: AdmissionLimits) -> bool:

@@ -13,6 +13,7 @@ from kvscaler_operator.observe import Replica, unix_seconds
 from kvscaler_operator.status import StatusPacer
 
 STARTS_KEPT = 8
+FOREIGN_SECONDS = 300.0
 LONGEST_START_SECONDS = 1800.0
 """A Pod that became ready later than this after its creation tells nothing about starting."""
 
@@ -29,6 +30,8 @@ class ServiceMemory:
     told: str = ""
     """The obstacle that an event told of last."""
     starts: deque[float] = field(default_factory=lambda: deque(maxlen=STARTS_KEPT))
+    foreign: tuple[str, float] | None = None
+    """Who else wrote replicas lately, and when that was seen."""
     _warming: set[str] = field(default_factory=set)
 
     @property
@@ -38,6 +41,15 @@ class ServiceMemory:
             return DEFAULT_START_SECONDS
         ordered = sorted(self.starts)
         return ordered[(len(ordered) * 3) // 4]
+
+    def foreign_writer(self, seen: str | None, now: float) -> str | None:
+        """Who else writes replicas. Our next write takes the field over, and with it the trace of
+        the other, so what was seen is remembered for a while."""
+        if seen is not None:
+            self.foreign = (seen, now)
+        if self.foreign is None or now - self.foreign[1] > FOREIGN_SECONDS:
+            self.foreign = None
+        return None if self.foreign is None else self.foreign[0]
 
     def learn(self, replicas: Iterable[Replica], states: Iterable[Signal[ReplicaState]]) -> None:
         """Take in starts that were seen to end, and what replicas say about model and dtype."""

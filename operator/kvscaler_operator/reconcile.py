@@ -201,6 +201,7 @@ class Reconciler:
         assert report.assessment is not None
         report.capacity = replica_capacity(spec, report.assessment, report.calibration, states, now)
         report.traffic = self._signals.window(uid, {r.uid for r in serving}, now)
+        moved = memory.history is not None and memory.history.last_desired != spec_replicas
         history = memory.history or History.fresh(now, spec_replicas)
         decision = decide_fleet(
             self._decide,
@@ -227,7 +228,8 @@ class Reconciler:
         )
         report.say(ConditionType.SIGNALS_FRESH, signals_fresh(serving, states, faults))
         report.say(ConditionType.SCALING_ACTIVE, verdict.scaling_active(mode, decision))
-        foreign = foreign_scaler(report.obj)
+        # Whoever wrote what was decided anyway does no harm.
+        foreign = memory.foreign_writer(foreign_scaler(report.obj) if moved else None, now)
         report.say(ConditionType.REPLICAS_OWNED, verdict.replicas_owned(mode, foreign))
         report.say(ConditionType.READY, verdict.ready(fleet, target, spec.scaling.min_replicas))
         return wait

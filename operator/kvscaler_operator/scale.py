@@ -5,7 +5,6 @@ that one decision is one write.
 """
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
 
 from kvscaler_operator.cache import ObjectCache, version_of
 from kvscaler_operator.gateways.kube import FIELD_MANAGER, KubeGateway
@@ -71,20 +70,10 @@ class ScaleWriter:
         self._written.pop(uid, None)
 
 
-RECENT = timedelta(minutes=5)
-
-
-def foreign_scaler(obj: Object, now: datetime | None = None) -> str | None:
-    """Who else wrote `spec.replicas` through the scale subresource lately, if anybody.
-
-    A person who scaled once is forgotten after a while; an autoscaler comes back.
-    """
-    since = (now or datetime.now(UTC)) - RECENT
+def foreign_scaler(obj: Object) -> str | None:
+    """Who else owns `spec.replicas` through the scale subresource, if anybody."""
     for entry in obj["metadata"].get("managedFields") or ():
         owns = "f:replicas" in (entry.get("fieldsV1") or {}).get("f:spec", {})
-        if not owns or entry.get("subresource") != "scale":
-            continue
-        recent = datetime.fromisoformat(entry.get("time") or "1970-01-01T00:00:00Z") > since
-        if recent and entry.get("manager") != FIELD_MANAGER:
+        if owns and entry.get("subresource") == "scale" and entry.get("manager") != FIELD_MANAGER:
             return str(entry.get("manager"))
     return None

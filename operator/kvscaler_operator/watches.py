@@ -6,6 +6,7 @@ sees is handed over to ours, where caches and queue live.
 """
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -39,11 +40,16 @@ async def run_watches(settings: Settings, api: kubernetes_client.ApiClient, take
         raise RuntimeError("Kopf ended without being asked to")
     finally:
         stop.set()
+        # What Kopf says while its connections are closed under it is no news.
+        logging.getLogger("kopf").setLevel(logging.CRITICAL)
         await asyncio.wait({watching}, timeout=STOP_SECONDS)
         pool.shutdown(wait=False)
 
 
 def _watch(settings: Settings, access: Any, take: Take, stop: threading.Event) -> None:
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    # It would like to handle signals, which is ours to do.
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
     registry = kopf.OperatorRegistry()
     kopf_settings = kopf.OperatorSettings()
     handlers.watch_settings(kopf_settings)

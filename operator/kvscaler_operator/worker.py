@@ -57,7 +57,8 @@ class Workers:
         self._metrics.active.inc()
         result = "success"
         try:
-            again = await asyncio.wait_for(self._reconcile(key), DEADLINE_SECONDS)
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                again = await self._reconcile(key)
         except Exception as error:
             result = "error"
             self._failed(key, error)

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from kvscaler_operator.app import Operator
@@ -29,6 +30,7 @@ from kvscaler_operator.resources import (
     uid_of,
 )
 from kvscaler_operator.settings import Settings
+from prometheus_client import generate_latest
 
 from tests.controller.sidecars import FakeSidecar, make_state
 
@@ -193,7 +195,8 @@ class World:
             return dict(await self.eventually(check, seconds))
         except AssertionError:
             raise AssertionError(
-                f"{kind} is not {status}/{reason} but {await self.condition(kind, name)}"
+                f"{kind} is not {status}/{reason} but "
+                f"{(await self.service(name)).get('status', {}).get('conditions')}"
             ) from None
 
     async def deployment(self, name: str = "chat") -> Object:
@@ -204,7 +207,7 @@ class World:
 
         return dict(await self.eventually(check, what=f"Deployment {name}"))
 
-    async def sync_pods(self, name: str = "chat", *, ready: bool = True) -> list[Object]:
+    async def sync_pods(self, name: str = "chat", *, answering: bool = True) -> list[Object]:
         """Make and delete Pods as the Deployment and ReplicaSet controllers would."""
         deployment = await self.deployment(name)
         replica_set = await self._replica_set(deployment)
@@ -213,7 +216,7 @@ class World:
         for pod in sorted(pods, key=_deletion_key)[: max(0, len(pods) - wanted)]:
             await self.remove_pod(pod)
         for _ in range(wanted - len(pods)):
-            await self._make_pod(deployment, replica_set, ready)
+            await self._make_pod(deployment, replica_set, answering)
         await self._report(name, deployment, wanted)
         return await self.pods(name)
 
@@ -245,6 +248,25 @@ class World:
         patch = {"status": {"conditions": conditions}}
         await self.kube.merge(PODS, self.namespace, pod_name, patch, "status")
 
+    async def metrics(self) -> str:
+        """The operator's own metrics page."""
+        assert self.operator is not None
+        return generate_latest(self.operator.registry).decode()
+
+    async def probe(self, path: str) -> int:
+        """HTTP status of one of the operator's probes."""
+        assert self.operator is not None
+        url = f"http://127.0.0.1:{self.operator.http.ports['probes']}/{path}"
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            return response.status
+
+    async def settled(self) -> bool:
+        """Whether the operator wrote nothing for a second."""
+        assert self.operator is not None and self.operator.kube is not None
+        before = self.operator.kube.write_count
+        await asyncio.sleep(1.0)
+        return self.operator.kube.write_count == before
+
     async def _replica_set(self, deployment: Object) -> Object:
         name = f"{name_of(deployment)}-1"
         found = await self.kube.find(REPLICA_SETS, self.namespace, name)
@@ -270,7 +292,7 @@ class World:
             },
         )
 
-    async def _make_pod(self, deployment: Object, replica_set: Object, ready: bool) -> None:
+    async def _make_pod(self, deployment: Object, replica_set: Object, answering: bool) -> None:
         template = deployment["spec"]["template"]
         name = f"{name_of(deployment)}-{next(_addresses)}"
         pod = await self.kube.create(
@@ -294,11 +316,12 @@ class World:
         )
         owner = deployment["metadata"]["ownerReferences"][0]["uid"]
         sidecar.state = make_state(owner, uid_of(pod), name)
-        await sidecar.start()
+        if answering:
+            await sidecar.start()
         self.sidecars[name] = sidecar
         status = {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]}
         await self.kube.merge(PODS, self.namespace, name, {"status": status}, "status")
-        await self.set_pod_ready(name, ready)
+        await self.set_pod_ready(name, True)
 
     async def _report(self, name: str, deployment: Object, replicas: int) -> None:
         status = {

@@ -166,9 +166,8 @@ class PrometheusGateway:
         future = self._pool.submit(self._query, query)
         self._outstanding.add(future)
         try:
-            answer = await asyncio.wait_for(
-                asyncio.shield(asyncio.wrap_future(future)), rounds * self._seconds + 1.0
-            )
+            async with asyncio.timeout(rounds * self._seconds + 1.0):
+                answer = await asyncio.shield(asyncio.wrap_future(future))
         except TimeoutError as error:
             future.cancel()
             raise PrometheusError(f"{self._what}: query {name} got no answer in time") from error

@@ -1,0 +1,366 @@
+"""Prometheus as a source: the same facts as the direct path, and every fault with its name."""
+
+import asyncio
+import json
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from kvscaler.protocol.drain import DrainPhase, DrainReport
+from kvscaler.protocol.limits import LimitsReport
+from kvscaler.protocol.state import Histogram, InFlight, ReplicaState, TrafficCounters
+from kvscaler.traffic import AbsenceReason, Absent, Present, Signal
+from kvscaler_operator.gateways.breaker import Breaker, BreakerState
+from kvscaler_operator.gateways.prometheus import (
+    DOWN,
+    SCRAPE_TIME,
+    PrometheusError,
+    PrometheusGateway,
+    PrometheusServer,
+    Series,
+    queries,
+)
+from kvscaler_operator.scraped import by_pod, replica_state
+from kvscaler_sidecar.metrics import StateCollector
+from localcluster.debian import prometheus_2
+from localcluster.steps import ClusterError
+from prometheus_client import CollectorRegistry, generate_latest
+
+from tests.controller.sidecars import OWN_LIMITS, make_state
+from tests.controller.world import free_port
+
+COUNTS = tuple(range(25))
+BUSY = make_state(
+    "service-1",
+    "pod-1",
+    "chat-1",
+    limits=LimitsReport(
+        hash=OWN_LIMITS.content_hash,
+        applied=OWN_LIMITS,
+        own_hash=OWN_LIMITS.content_hash,
+        requested_hash="0123456789abcdef",
+    ),
+    drain=DrainReport(phase=DrainPhase.LINGERING, live_requests=2),
+    in_flight=InFlight(
+        requests=3, prompt_tokens=70, generated_tokens=11, generated_tokens_squared=51.0
+    ),
+    traffic=TrafficCounters(
+        arrivals=40,
+        arrival_prompt_tokens=4000.0,
+        admitted=33,
+        refused={"QueueFull": 5, "ContextTooLong": 2},
+        finished=30,
+        finished_block_seconds=12.5,
+        time_to_first_token=Histogram(counts=COUNTS, sum_seconds=77.5),
+        queue_wait=Histogram(counts=COUNTS[::-1], sum_seconds=1.25),
+    ),
+)
+NOT_EXPORTED = {"budget", "version", "model", "executor", "observed_at"}
+"""Facts in words, which only the direct path carries in full, and the clock's fraction."""
+
+
+def page(state: ReplicaState) -> bytes:
+    """The sidecar's own metrics page."""
+    registry = CollectorRegistry()
+    registry.register(StateCollector(lambda: state, lambda: None))
+    return generate_latest(registry)
+
+
+def state_of(series: list[Series], pod: str = "chat-1") -> Signal[ReplicaState]:
+    found = by_pod(series).get(("ns", pod), [])
+    return replica_state(
+        found, service_uid="service-1", service_name="chat", pod_uid="pod-1", pod_name=pod
+    )
+
+
+def gateway_for(url: str, **options: object) -> PrometheusGateway:
+    return PrometheusGateway(PrometheusServer("default", url), **options)  # type: ignore[arg-type]
+
+
+async def until(check: Callable[[], Awaitable[bool]], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not await check():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.2)
+
+
+class Pages:
+    """Metrics pages of two Pods, scraped by a real Prometheus each second."""
+
+    def __init__(self) -> None:
+        self.states = {"chat-1": BUSY, "chat-2": BUSY.model_copy(update={"pod_name": "chat-2"})}
+        self.port = free_port()
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        application = web.Application()
+        application.router.add_get("/{pod}", self._page)
+        self._runner = web.AppRunner(application, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+
+    async def stop(self) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    async def _page(self, request: web.Request) -> web.Response:
+        return web.Response(body=page(self.states[request.match_info["pod"]]))
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path) -> Iterator[Callable[[int], str]]:
+    """Start a real Prometheus that scrapes the pages at a port; gives its URL."""
+    try:
+        binary = prometheus_2()
+    except ClusterError as error:
+        pytest.skip(f"no Prometheus to test with: {error}")
+    processes = []
+
+    def start(pages_port: int) -> str:
+        jobs = "".join(
+            f"- job_name: {job}\n"
+            f"  metrics_path: /{pod}\n"
+            "  static_configs:\n"
+            f"  - targets: ['127.0.0.1:{pages_port}']\n"
+            f"    labels: {{namespace: ns, pod: {pod}}}\n"
+            # The first Pod is scraped by two jobs, as happens when discovery overlaps.
+            for job, pod in (("a", "chat-1"), ("again", "chat-1"), ("b", "chat-2"))
+        )
+        config = tmp_path / "prometheus.yml"
+        config.write_text(f"global: {{scrape_interval: 1s}}\nscrape_configs:\n{jobs}")
+        port = free_port()
+        processes.append(
+            subprocess.Popen(
+                [
+                    binary,
+                    f"--config.file={config}",
+                    f"--storage.tsdb.path={tmp_path / 'data'}",
+                    f"--web.listen-address=127.0.0.1:{port}",
+                    "--log.level=error",
+                ]
+            )
+        )
+        return f"http://127.0.0.1:{port}"
+
+    yield start
+    for process in processes:
+        process.terminate()
+        process.wait(20)
+
+
+async def test_a_real_prometheus_gives_the_facts_of_the_direct_path(
+    prometheus: Callable[[int], str],
+) -> None:
+    pages = Pages()
+    await pages.start()
+    gateway = gateway_for(prometheus(pages.port), breaker=Breaker(threshold=1000))
+    seen: list[Signal[ReplicaState]] = []
+
+    async def scraped() -> bool:
+        try:
+            series = await gateway.read_all()
+        except PrometheusError:
+            return False
+        seen[:] = [state_of(series), state_of(series, "chat-2"), state_of(series, "stranger")]
+        return isinstance(seen[0], Present) and isinstance(seen[1], Present)
+
+    await until(scraped)
+    first, second, stranger = seen
+    assert isinstance(first, Present)
+    assert abs(first.time - time.time()) < 10
+    exported = first.value.model_dump(exclude=NOT_EXPORTED)
+    assert exported == BUSY.model_copy(
+        update={"drain": BUSY.drain.model_copy(update={"since": None})}
+    ).model_dump(exclude=NOT_EXPORTED)
+    assert first.value.executor.compute_dtype == "float32"
+    assert isinstance(second, Present)
+    assert stranger == Absent(AbsenceReason.MISSING, "prometheus", "not scraped")
+
+    await pages.stop()
+
+    async def gone() -> bool:
+        seen[:] = [state_of(await gateway.read_all())]
+        return isinstance(seen[0], Absent)
+
+    await until(gone)
+    assert isinstance(seen[0], Absent)
+    assert seen[0].reason is AbsenceReason.MISSING
+    assert "scrape fails" in seen[0].detail
+    gateway.close()
+
+
+def test_the_queries_are_few_and_fixed() -> None:
+    made = queries(["blue", "green"])
+    assert len(made) <= 20
+    assert all('namespace=~"blue|green"' in text for text in made.values())
+    assert all("namespace, pod" in text for text in made.values())
+    assert max(len(text) for text in made.values()) < 2000
+
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class FakePrometheus:
+    """An HTTP API that answers as a test wants."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.asked = 0
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        self.asked += 1
+        return await self.answer(request)
+
+    async def __aenter__(self) -> "FakePrometheus":
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(application, shutdown_timeout=0.1)
+        await self._runner.setup()
+        port = free_port()
+        await web.TCPSite(self._runner, "127.0.0.1", port).start()
+        self.url = f"http://127.0.0.1:{port}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+
+def vector(*entries: object) -> str:
+    return json.dumps({"status": "success", "data": {"resultType": "vector", "result": entries}})
+
+
+async def empty(_: web.Request) -> web.Response:
+    return web.Response(text=vector())
+
+
+async def hang(_: web.Request) -> web.Response:
+    await asyncio.sleep(60)
+    return web.Response()
+
+
+async def drip(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    for _ in range(600):
+        await response.write(b" ")
+        await asyncio.sleep(0.1)
+    return response
+
+
+async def overloaded(_: web.Request) -> web.Response:
+    return web.Response(status=503, text="busy")
+
+
+async def moved(_: web.Request) -> web.Response:
+    raise web.HTTPFound("http://127.0.0.1:1/")
+
+
+async def garbage(_: web.Request) -> web.Response:
+    return web.Response(body=b"\x00\xff not JSON")
+
+
+async def scalar(_: web.Request) -> web.Response:
+    result = {"resultType": "scalar", "result": [1.0, "NaN"]}
+    return web.Response(text=json.dumps({"status": "success", "data": result}))
+
+
+async def words(_: web.Request) -> web.Response:
+    return web.Response(text=vector({"metric": {}, "value": "3"}))
+
+
+async def test_an_empty_answer_is_no_error_and_no_value() -> None:
+    async with FakePrometheus(empty) as fake:
+        gateway = gateway_for(fake.url)
+        assert await gateway.read_all() == []
+        assert fake.asked == len(queries())
+        gateway.close()
+
+
+@pytest.mark.parametrize(
+    "answer", [hang, drip, overloaded, moved, garbage, scalar, words], ids=lambda f: f.__name__
+)
+async def test_every_fault_is_an_error_within_its_time(answer: Answer) -> None:
+    async with FakePrometheus(answer) as fake:
+        gateway = gateway_for(fake.url, query_seconds=0.3)
+        begun = time.monotonic()
+        with pytest.raises(PrometheusError, match="Prometheus default"):
+            await gateway.read_all()
+        assert time.monotonic() - begun < 10
+        gateway.close()
+
+
+async def test_an_endless_answer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvscaler_operator.gateways.prometheus.MAX_ANSWER_BYTES", 1 << 20)
+
+    async def large(_: web.Request) -> web.Response:
+        return web.Response(body=b" " * 10_000_000)
+
+    async with FakePrometheus(large) as fake:
+        gateway = gateway_for(fake.url)
+        with pytest.raises(PrometheusError, match="answer larger than 1 MiB"):
+            await gateway.read_all()
+        gateway.close()
+
+
+async def test_the_breaker_spares_a_dead_server_and_finds_it_alive_again() -> None:
+    async with FakePrometheus(overloaded) as fake:
+        breaker = Breaker(threshold=2, pause_seconds=0.5)
+        gateway = gateway_for(fake.url, breaker=breaker)
+        for _ in range(2):
+            with pytest.raises(PrometheusError):
+                await gateway.read_all()
+        assert breaker.state is BreakerState.OPEN
+        asked = fake.asked
+        with pytest.raises(PrometheusError, match="breaker is open"):
+            await gateway.read_all()
+        assert fake.asked == asked
+        fake.answer = empty
+
+        async def healthy() -> bool:
+            try:
+                return await gateway.read_all() == []
+            except PrometheusError:
+                return False
+
+        await until(healthy)
+        assert breaker.state is BreakerState.CLOSED
+        gateway.close()
+
+
+def series(query: str, value: str, **labels: str) -> Series:
+    return Series(query, {"namespace": "ns", "pod": "chat-1", **labels}, value)
+
+
+def absence(*found: Series) -> Absent:
+    signal = state_of(list(found))
+    assert isinstance(signal, Absent)
+    return signal
+
+
+def test_absences_have_their_reasons() -> None:
+    assert absence().reason is AbsenceReason.MISSING
+    scraped = series(SCRAPE_TIME, "1000")
+    partial = absence(scraped)
+    assert (partial.reason, partial.last_seen) == (AbsenceReason.PARTIAL, 1000)
+    nan = absence(scraped, series("numbers-0", "NaN", __name__="kvscaler_requests_running"))
+    assert nan.reason is AbsenceReason.NOT_A_NUMBER
+    assert "kvscaler_requests_running is NaN" in nan.detail
+    infinite = absence(scraped, series("numbers-0", "+Inf", __name__="kvscaler_ready"))
+    assert infinite.reason is AbsenceReason.NOT_A_NUMBER
+    down = absence(scraped, series(DOWN, "0"))
+    assert down.reason is AbsenceReason.MISSING
+
+
+def test_a_histogram_that_lacks_a_bucket_is_partial() -> None:
+    found = [
+        series(SCRAPE_TIME, "1000"),
+        series("buckets", "3", __name__="kvscaler_queue_wait_seconds_bucket", le="+Inf"),
+    ]
+    assert absence(*found).reason is AbsenceReason.PARTIAL
+
+
+def test_series_without_target_labels_belong_to_nobody() -> None:
+    assert by_pod([Series("blocks", {"pod": "chat-1"}, "1"), Series("blocks", {}, "1")]) == {}
