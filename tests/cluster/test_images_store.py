@@ -164,6 +164,21 @@ def test_the_key_of_an_image_follows_what_its_recipe_copies_and_nothing_else(tre
     assert len(keys) == 6
 
 
+def test_the_lasting_stages_have_a_key_of_their_own(tree: Path) -> None:
+    recipe = tree / "Containerfile"
+    recipe.write_text("FROM x\nCOPY pins.txt /\nFROM ${BASE} AS app\nCOPY core /opt/\n")
+    before = inputs.lasting_key(recipe, "base:1")
+
+    (tree / "core" / "brain.py").write_text("answer = 43\n")
+    assert inputs.lasting_key(recipe, "base:1") == before
+    (tree / "pins.txt").write_text("torch==3\n")
+    assert inputs.lasting_key(recipe, "base:1") != before
+
+    recipe.write_text("FROM x\n")
+    with pytest.raises(ClusterError, match="has no line"):
+        inputs.lasting_key(recipe, "base:1")
+
+
 def test_a_recipe_that_copies_what_is_not_there_is_refused(tree: Path) -> None:
     (tree / "pins.txt").unlink()
     with pytest.raises(ClusterError, match=r"pins\.txt: a Containerfile copies it"):
@@ -172,10 +187,10 @@ def test_a_recipe_that_copies_what_is_not_there_is_refused(tree: Path) -> None:
 
 def test_builds_are_remembered_across_runs_and_forgotten_with_their_image(tmp_path: Path) -> None:
     path = tmp_path / "built.json"
-    inputs.Memory(path).remember("k1", "image:1", [])
-    inputs.Memory(path).remember("k2", "image:2", ["image:1"])
+    inputs.Memory(path).remember({"k1": "image:1"}, [])
+    inputs.Memory(path).remember({"k2": "image:2"}, ["image:1"])
     assert inputs.Memory(path).recall("k1") == "image:1"
-    inputs.Memory(path).remember("k3", "image:3", ["image:2"])
+    inputs.Memory(path).remember({"k3": "image:3"}, ["image:2"])
     assert inputs.Memory(path).recall("k1") is None
     assert inputs.Memory(path).recall("k2") == "image:2"
 

@@ -66,16 +66,22 @@ def ensure_image(image: str) -> str:
         layout.store().renew(known)
         say(f"    0.0 s  {image}: unchanged, {known}")
         return known
-    reference = _build(image)
+    lasting_key = inputs.lasting_key(recipe, base_reference)
+    reference = _build(image, lasting_stages_too=memory.recall(lasting_key) is None)
     kept = _collect()
-    memory.remember(input_key, reference, kept)
+    memory.remember({input_key: reference, lasting_key: reference}, kept)
     return reference
 
 
-def _build(image: str) -> str:
+def _build(image: str, *, lasting_stages_too: bool) -> str:
+    """Build and store an image.
+
+    Its last stage builds the others, too, as far as they changed; naming the lasting ones is for
+    the words, and so that cleaning up leaves their steps to be reused.
+    """
     base_reference = base.ensure(base.BASES[image])
     recipe = RECIPES / f"{image}.Containerfile"
-    for stage in STAGES[image]:
+    for stage in STAGES[image] if lasting_stages_too else ():
         with step(f"{image}: {stage.words}"):
             buildah.build(
                 recipe,
@@ -89,23 +95,21 @@ def _build(image: str) -> str:
         built = buildah.build(recipe, layout.TREE, working, base=base_reference)
         reference = f"{layout.image_repository(image)}:{built.image_id[:12]}"
         buildah.tag(working, reference)
-    _store(image, reference)
+    _store(image, reference, built)
     say(f"           {reference}, {built.unpacked_bytes / 1e6:.0f} MB unpacked")
     return reference
 
 
-def _store(image: str, reference: str) -> None:
+def _store(image: str, reference: str, built: BuiltImage) -> None:
     store = layout.store()
-    stable: BuiltImage = buildah.inspect(stage_reference(image, "stable"))
-    if not all(store.has(layer.digest) for layer in stable.layers):
-        with step(
-            f"{image}: export of lasting layers ({stable.unpacked_bytes / 1e6:.0f} MB, once)"
-        ):
+    if not all(store.has(layer.digest) for layer in built.layers[:-1]):
+        with step(f"{image}: export of lasting layers ({built.unpacked_bytes / 1e6:.0f} MB, once)"):
             incoming = layout.folder() / "incoming"
-            buildah.export_plain(stage_reference(image, "stable"), incoming)
+            buildah.export_plain(reference, incoming)
             store.take_in(incoming)
     with step(f"{image}: export"):
         buildah.export(reference)
+        store.renew(reference)  # the same content may have been built long ago
 
 
 def _collect() -> list[str]:

@@ -12,9 +12,13 @@ SHARED_BLOB_BYTES = 32 << 20
 NAMESPACE = "k8s.io"  # the one that the kubelet's images live in
 
 
-def _ctr(socket: Path, *arguments: str) -> list[str]:
-    if not socket.exists():
+def require_socket(socket: Path) -> None:
+    """Raises ClusterError when nothing can listen at `socket` (`ctr` would wait ten seconds)."""
+    if not socket.is_socket():
         raise ClusterError(f"{socket}: no containerd listens there; is the cluster up?")
+
+
+def _ctr(socket: Path, *arguments: str) -> list[str]:
     command = ["ctr", "--address", str(socket), "--namespace", NAMESPACE, *arguments]
     return tools.run(command).splitlines()
 
@@ -28,6 +32,7 @@ def import_images(socket: Path, references: list[str], root: Path | None = None)
     Raises:
         ClusterError: an image is not in the store, or containerd refused it.
     """
+    require_socket(socket)
     with layout.reading_store():
         images = [layout.store().image(reference) for reference in references]
         for image in images:

@@ -14,12 +14,25 @@ from localcluster.steps import ClusterError
 
 from localimages import layout
 
+APPLICATION_STAGE = "\nFROM ${BASE} AS app\n"
+
 
 def key(recipe: Path, base_reference: str) -> str:
     """Hash of all inputs of a Containerfile built on `base_reference`."""
-    digest = hashlib.sha256(base_reference.encode())
-    digest.update(recipe.read_bytes())
-    for path in copied_files(recipe.read_text(encoding="utf-8")):
+    return _key(recipe.read_text(encoding="utf-8"), base_reference)
+
+
+def lasting_key(recipe: Path, base_reference: str) -> str:
+    """Hash of the inputs of all stages before the application's."""
+    lasting, found, _ = recipe.read_text(encoding="utf-8").partition(APPLICATION_STAGE)
+    if not found:
+        raise ClusterError(f"{recipe}: has no line {APPLICATION_STAGE.strip()!r}")
+    return _key(lasting, base_reference)
+
+
+def _key(recipe: str, base_reference: str) -> str:
+    digest = hashlib.sha256(f"{base_reference}\0{recipe}".encode())
+    for path in copied_files(recipe):
         digest.update(
             f"\0{path.relative_to(layout.TREE)}\0{path.stat().st_mode & 0o111}\0".encode()
         )
@@ -55,10 +68,10 @@ class Memory:
     def recall(self, input_key: str) -> str | None:
         return self._references.get(input_key)
 
-    def remember(self, input_key: str, reference: str, kept: list[str]) -> None:
-        """Record a build; images that are not kept any more are forgotten."""
-        self._references[input_key] = reference
-        alive = {*kept, reference}
+    def remember(self, made: dict[str, str], kept: list[str]) -> None:
+        """Record a build's keys; images that are not kept any more are forgotten."""
+        self._references |= made
+        alive = {*kept, *made.values()}
         self._references = {k: ref for k, ref in self._references.items() if ref in alive}
         scratch = self._path.with_suffix(".new")
         scratch.write_text(json.dumps(self._references, indent=1), encoding="utf-8")
