@@ -3,6 +3,7 @@
 from kvscaler.scaling import Decision
 from kvscaler_api.reasons import EventReason
 
+from kvscaler_operator.children.admission import admission_map
 from kvscaler_operator.children.deployment import deployment
 from kvscaler_operator.children.disruption import disruption_budget
 from kvscaler_operator.children.intent import Intent
@@ -20,6 +21,7 @@ def child_documents(intent: Intent) -> list[Object]:
     keys = [key_map(intent)] if intent.public_keys else []
     return [
         *keys,
+        admission_map(intent),
         client_service(intent),
         replicas_service(intent),
         disruption_budget(intent),

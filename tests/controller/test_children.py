@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from kvscaler_api.service import InferenceService
+from kvscaler_operator.children.admission import admission_map
 from kvscaler_operator.children.compare import HASH_ANNOTATION, difference, with_hash
 from kvscaler_operator.children.deployment import deployment, pod_template
 from kvscaler_operator.children.disruption import disruption_budget
@@ -27,6 +28,11 @@ def intent(**spec: Any) -> Intent:
 def engine(template: dict[str, Any]) -> dict[str, Any]:
     (container,) = (c for c in template["spec"]["containers"] if c["name"] == "engine")
     return dict(container)
+
+
+def limits_reference(intent: Intent) -> dict[str, str]:
+    (entry,) = (e for e in engine(pod_template(intent))["env"] if e["name"] == "KVSCALER_LIMITS")
+    return dict(entry["valueFrom"]["configMapKeyRef"])
 
 
 def environment(template: dict[str, Any]) -> dict[str, str]:
@@ -57,7 +63,6 @@ def test_the_engine_is_told_everything_by_variables() -> None:
     assert values["KVSCALER_MEMORY_BYTES"] == str(2 << 30)
     assert values["KVSCALER_ACCELERATOR"] == "cpu"
     assert values["KVSCALER_DRAIN_TIMEOUT_SECONDS"] == "60"
-    assert '"queue_requests": 256' in values["KVSCALER_LIMITS"]
 
 
 def test_the_sidecar_understands_what_the_operator_says() -> None:
@@ -65,10 +70,28 @@ def test_the_sidecar_understands_what_the_operator_says() -> None:
 
     values = environment(pod_template(intent()))
     values |= {"KVSCALER_POD_UID": "p", "KVSCALER_POD_NAME": "n", "KVSCALER_NAMESPACE": "ns"}
+    reference = limits_reference(intent())
+    admission = admission_map(intent())
+    assert reference["name"] == admission["metadata"]["name"]
+    values["KVSCALER_LIMITS"] = admission["data"][reference["key"]]
     settings = load({}, values)
     assert settings.memory_bytes == 2 << 30
     assert settings.max_context_tokens == 2048
     assert settings.limits["charge"] == "Expected"
+    assert settings.limits["queue_requests"] == 256
+
+
+def test_what_admission_may_change_is_not_in_the_pod_template() -> None:
+    """Else another bound of a queue would replace every serving Pod."""
+    before, after = (
+        intent(),
+        intent(
+            admission={"charge": "WorstCase", "queue": {"maxRequests": 7, "maxWait": "9s"}},
+            cache={"watermarkPercent": 11},
+        ),
+    )
+    assert deployment(before) == deployment(after)
+    assert admission_map(before)["data"] != admission_map(after)["data"]
 
 
 def test_pods_are_restricted_get_no_token_and_outlive_their_drain() -> None:

@@ -39,6 +39,7 @@ async def test_a_service_gets_all_its_children_and_becomes_ready(world: World) -
         (SERVICES, "chat-replicas"),
         (DISRUPTION_BUDGETS, "chat"),
         (CONFIG_MAPS, "chat-admin-keys"),
+        (CONFIG_MAPS, "chat-admission"),
         (DEPLOYMENTS, "chat"),
     ):
         child = await world.find(resource, name)
@@ -165,6 +166,7 @@ async def test_deleted_children_are_made_again(world: World) -> None:
         (SERVICES, "chat-replicas"),
         (DISRUPTION_BUDGETS, "chat"),
         (CONFIG_MAPS, "chat-admin-keys"),
+        (CONFIG_MAPS, "chat-admission"),
         (DEPLOYMENTS, "chat"),
     ):
         child = await world.find(resource, name)

@@ -5,17 +5,17 @@ to 1 by the API server. Replicas are set at creation and afterwards only through
 subresource (see `replicas.py`).
 """
 
-import json
-
 from kvscaler_api.engine import EngineType
 from kvscaler_api.template import ENGINE_CONTAINER
 
+from kvscaler_operator.children.admission import ADMISSION_KEY
 from kvscaler_operator.children.intent import (
     DRAIN_GRACE_SECONDS,
     KEYS_DIRECTORY,
     PORTS,
     STATE_PORT,
     Intent,
+    admission_config_map_name,
     document,
     keys_config_map_name,
     labels,
@@ -158,13 +158,6 @@ def _claim(intent: Intent) -> str | None:
 def _environment(intent: Intent) -> list[Object]:
     service, spec = intent.service, intent.service.spec
     assert spec.engine.type is EngineType.KVSCALER
-    admission = {
-        "mode": spec.admission.mode.value,
-        "charge": spec.admission.charge.value,
-        "queue_requests": spec.admission.queue.max_requests,
-        "max_wait_seconds": spec.admission.queue.max_wait_seconds,
-        "watermark_percent": spec.cache.watermark_percent,
-    }
     values: dict[str, str] = {
         "KVSCALER_SERVICE_UID": intent.uid,
         "KVSCALER_SERVICE_NAME": intent.name,
@@ -175,7 +168,6 @@ def _environment(intent: Intent) -> list[Object]:
         "KVSCALER_PREFIX_CACHING": spec.cache.prefix_caching.value,
         "KVSCALER_MEMORY_BYTES": str(intent.memory_bytes),
         "KVSCALER_MEMORY_UTILIZATION_PERCENT": str(spec.engine.memory_utilization_percent),
-        "KVSCALER_LIMITS": json.dumps(admission, sort_keys=True),
         "KVSCALER_ADMIN_KEYS_DIR": KEYS_DIRECTORY,
         "KVSCALER_DRAIN_TIMEOUT_SECONDS": f"{spec.scaling.scale_down.drain_timeout_seconds:g}",
     }
@@ -189,7 +181,12 @@ def _environment(intent: Intent) -> list[Object]:
         "KVSCALER_NAMESPACE": "metadata.namespace",
     }
     literal: list[Object] = [{"name": name, "value": value} for name, value in values.items()]
-    return literal + [
-        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-        for name, path in fields.items()
+    admission = {"name": admission_config_map_name(intent.name), "key": ADMISSION_KEY}
+    return [
+        *literal,
+        {"name": "KVSCALER_LIMITS", "valueFrom": {"configMapKeyRef": admission}},
+        *(
+            {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+            for name, path in fields.items()
+        ),
     ]

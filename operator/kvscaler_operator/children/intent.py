@@ -63,6 +63,11 @@ def keys_config_map_name(name: str) -> str:
     return f"{name}-admin-keys"
 
 
+def admission_config_map_name(name: str) -> str:
+    """Name of the ConfigMap with what the spec says about admission."""
+    return f"{name}-admission"
+
+
 def selector(uid: str) -> dict[str, str]:
     """Labels that select the serving Pods; a Deployment's selector can never change."""
     return {SERVICE_UID_LABEL: uid, COMPONENT_LABEL: ENGINE_COMPONENT}
