@@ -1,13 +1,15 @@
 """Fixtures that reach a real API server, shared by every room's tests."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from localcluster import handle, lifecycle, standalone
 from localcluster.handle import ClusterHandle
 from localcluster.layout import DEFAULT_NAME
+from localimages import build as image_build
+from localimages import containerd
 
 TREE = Path(__file__).resolve().parent.parent
 
@@ -37,6 +39,19 @@ def cluster() -> Iterator[ClusterHandle]:
     yield handle.local(layout)
     if not was_up and os.environ.get("KVSCALER_KEEP_CLUSTER") != "1":
         lifecycle.down(TREE, DEFAULT_NAME)
+
+
+@pytest.fixture(scope="session")
+def images(cluster: ClusterHandle) -> Mapping[str, str]:
+    """References of this tree's images (`operator`, `sidecar`), built and on the node.
+
+    The first build takes minutes; later ones only add what changed.
+    """
+    if cluster.layout is None:
+        pytest.skip("images are built for a local cluster; this one is not ours to import into")
+    references = image_build.build_all()
+    containerd.import_images(cluster.layout.containerd_socket, list(references.values()))
+    return references
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ class Demo:
             self._tool("hack/cluster/up")
             place = json.loads(self._output("hack/cluster/status", "--json"))
         with self._step("images"):
-            self._tool("hack/images/build")
+            self._tool("hack/images/build", "--import")
         prometheus_binary = Path(
             self._output("hack/cluster/binary", "prometheus-2").splitlines()[-1]
         )

@@ -95,8 +95,8 @@ class Request:
 class Shape:
     """Lengths of requests: uniform between bounds, words for prompts and tokens for outputs."""
 
-    prompt_words: tuple[int, int] = (20, 44)
-    output_tokens: tuple[int, int] = (24, 40)
+    prompt_words: tuple[int, int] = (24, 56)
+    output_tokens: tuple[int, int] = (12, 24)
 
     @property
     def mean_output_tokens(self) -> float:
@@ -153,6 +153,8 @@ async def _stream(response: aiohttp.ClientResponse, request: Request) -> None:
             done = True
             break
         chunk = json.loads(event)
+        if not isinstance(chunk, dict):
+            raise ValueError(f"a chunk of the stream is {event[:80]!r}, not an object")
         if "error" in chunk:
             raise ValueError(f"error in the stream: {chunk['error']}")
         if usage := chunk.get("usage"):
@@ -221,10 +223,10 @@ class Traffic:
                     if self.rate_per_second <= 0:
                         await self._changed.wait()
                         continue
+                    # Not wait_for: in Python 3.11 it loses a cancellation that meets the event.
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(
-                            self._changed.wait(), max(0.0, due - time.monotonic())
-                        )
+                        async with asyncio.timeout(max(0.0, due - time.monotonic())):
+                            await self._changed.wait()
                         continue
                     self._offer(session, due, on_offer)
                     due += self._rng.expovariate(self.rate_per_second)

@@ -32,7 +32,8 @@ def fetch(url: str) -> str:
 def fault_of_operator(url: str) -> str | None:
     """What is wrong with the operator, or `None`."""
     page = fetch(f"{url}/metrics")
-    return None if "\nworkqueue_depth" in page else f"{url}/metrics is not the operator's page"
+    own = "\ncontroller_runtime_reconcile_total{"
+    return None if own in page else f"{url}/metrics is not the operator's page"
 
 
 def fault_of_api(url: str) -> str | None:

@@ -101,6 +101,7 @@ def _container(intent: Intent) -> Object:
         "name": ENGINE_CONTAINER,
         "image": intent.image,
         "imagePullPolicy": intent.image_pull_policy,
+        "args": ["serve", *spec.engine.args],
         "env": _environment(intent),
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in PORTS],
         "startupProbe": _probe("/health/ready", period=1, failures=3600),
@@ -112,8 +113,6 @@ def _container(intent: Intent) -> Object:
             {"name": TEMPORARY_VOLUME, "mountPath": "/tmp"},  # noqa: S108 - a volume of the Pod
         ],
     }
-    if spec.engine.args:
-        container["args"] = list(spec.engine.args)
     if spec.accelerator.resource_name is not None:
         amount = str(spec.engine.tensor_parallel * spec.engine.pipeline_parallel)
         container["resources"] = {"limits": {spec.accelerator.resource_name: amount}}
