@@ -1,0 +1,181 @@
+"""Which Pods are ours and what they are; which budget a spec gets."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from kvscaler.models import catalogue
+from kvscaler.scaling import ReplicaPhase
+from kvscaler_api.reasons import Reason
+from kvscaler_api.service import InferenceService
+from kvscaler_api.status_budget import FactsSource
+from kvscaler_operator.assess import Assessment, assess
+from kvscaler_operator.cache import ObjectCache
+from kvscaler_operator.observe import Fleet, observe_fleet
+from kvscaler_operator.resources import DEPLOYMENTS, PODS, REPLICA_SETS, Object
+
+from tests.controller.virtual_time import run
+from tests.controller.world import service_object
+
+LABEL = "kvscaler.io/service-uid"
+
+
+def made(name: str, owner: str | None, **fields: Any) -> Object:
+    metadata: Object = {
+        "name": name,
+        "namespace": "ns",
+        "uid": f"uid-{name}",
+        "resourceVersion": "5",
+        "labels": {LABEL: "uid-service"},
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+        **fields.pop("metadata", {}),
+    }
+    if owner:
+        metadata["ownerReferences"] = [{"uid": owner, "controller": True}]
+    return {"metadata": metadata, **fields}
+
+
+def pod(name: str, owner: str = "uid-rs", **fields: Any) -> Object:
+    fields.setdefault("status", {"phase": "Running", "podIP": "10.0.0.1"})
+    return made(name, owner, **fields)
+
+
+def ready(status: str = "True") -> Object:
+    return {"type": "Ready", "status": status, "lastTransitionTime": "2026-01-01T00:01:00Z"}
+
+
+def fleet_of(*pods: Object, status: Object | None = None, sets: tuple[str, ...] = ("rs",)) -> Fleet:
+    async def scenario() -> Fleet:
+        caches = {r: ObjectCache(r, LABEL) for r in (DEPLOYMENTS, REPLICA_SETS, PODS)}
+        observed = {"observedGeneration": 1, "replicas": len(pods), "updatedReplicas": len(pods)}
+        deployment = made(
+            "chat",
+            "uid-service",
+            spec={"replicas": 2},
+            status=status or observed,
+            metadata={"generation": 1},
+        )
+        caches[DEPLOYMENTS].observe(deployment)
+        for name in sets:
+            caches[REPLICA_SETS].observe(made(name, "uid-chat"))
+        caches[REPLICA_SETS].observe(made("foreign-rs", "uid-other"))
+        for each in pods:
+            caches[PODS].observe(each)
+        await asyncio.sleep(0)
+        return observe_fleet(caches, "uid-service", lambda d: int(d["spec"]["replicas"]))
+
+    return run(scenario())
+
+
+def test_pods_are_ours_by_their_chain_of_owners_only() -> None:
+    fleet = fleet_of(
+        pod("ours"),
+        pod("orphan", owner=""),
+        pod("stranger", owner="uid-foreign-rs"),
+        pod("direct", owner="uid-chat"),
+        pod("finished", status={"phase": "Failed"}),
+    )
+    assert [r.name for r in fleet.replicas] == ["ours"]
+    assert fleet.replica_count == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "phase", "complaint"),
+    [
+        ({"status": {"conditions": [ready()]}}, ReplicaPhase.READY, ""),
+        ({"status": {"conditions": [ready("False")]}}, ReplicaPhase.WARMING, ""),
+        ({"status": {}}, ReplicaPhase.WARMING, ""),
+        (
+            {"status": {"conditions": [{"type": "PodScheduled", "status": "False",
+                                        "reason": "Unschedulable", "message": "0/3 nodes"}]}},
+            ReplicaPhase.UNSCHEDULABLE, "0/3 nodes",
+        ),
+        (
+            {"status": {"containerStatuses": [{"name": "engine", "state": {"waiting": {
+                "reason": "CrashLoopBackOff"}}, "lastState": {"terminated": {
+                    "message": "memory limit below the budget"}}}]}},
+            ReplicaPhase.CRASH_LOOPING, "engine: CrashLoopBackOff: memory limit below the budget",
+        ),
+        (
+            {"status": {"containerStatuses": [{"name": "engine", "state": {"waiting": {
+                "reason": "ErrImageNeverPull", "message": "no such image"}}}]}},
+            ReplicaPhase.CRASH_LOOPING, "engine: ErrImageNeverPull: no such image",
+        ),
+        (
+            {"metadata": {"deletionTimestamp": "2026-01-01T00:02:00Z"},
+             "status": {"conditions": [ready()]}},
+            ReplicaPhase.TERMINATING, "",
+        ),
+        (
+            {"metadata": {"annotations": {"kvscaler.io/drain": "{}"}},
+             "status": {"conditions": [ready()]}},
+            ReplicaPhase.DRAINING, "",
+        ),
+    ],
+)  # fmt: skip
+def test_a_pod_has_one_phase(fields: Object, phase: ReplicaPhase, complaint: str) -> None:
+    (replica,) = fleet_of(pod("p", **fields)).replicas
+    assert (replica.phase, replica.complaint) == (phase, complaint)
+
+
+def test_terminating_and_draining_pods_are_not_ready_ones() -> None:
+    fleet = fleet_of(
+        pod("a", status={"conditions": [ready()]}),
+        pod("b", metadata={"annotations": {"kvscaler.io/drain": "{}"}},
+            status={"conditions": [ready()]}),
+        pod("c", metadata={"deletionTimestamp": "2026-01-01T00:02:00Z"}),
+    )  # fmt: skip
+    assert (fleet.existing, fleet.ready) == (2, 1)
+
+
+def test_a_rollout_is_seen_and_a_change_of_replicas_is_none() -> None:
+    two = (pod("a"), pod("b"))
+    updating = {"observedGeneration": 1, "replicas": 2, "updatedReplicas": 1}
+    assert fleet_of(*two, status=updating).rollout_in_progress
+    unseen = {"observedGeneration": 0, "replicas": 2, "updatedReplicas": 2}
+    assert not fleet_of(*two, status=unseen).rollout_in_progress
+    mixed = (pod("a"), pod("b", owner="uid-rs-2"))
+    assert fleet_of(*mixed, status=unseen, sets=("rs", "rs-2")).rollout_in_progress
+
+
+def assessed(reported: Any = None, compute_dtype: str | None = None, **spec: Any) -> Assessment:
+    obj = service_object("ns", **spec)
+    return assess(InferenceService.from_wire(obj).spec, reported, compute_dtype)
+
+
+def test_a_model_of_the_catalogue_on_a_cpu_has_the_containers_memory() -> None:
+    found = assessed()
+    assert found.memory_bytes == 2 << 30
+    assert (found.source, found.model_name) == (FactsSource.CATALOGUE, "smollm2-135m")
+    assert found.budget is not None and found.budget.fit.fits
+    assert found.obstacle is None
+
+
+def test_the_budget_follows_what_replicas_compute_in() -> None:
+    wide, narrow = assessed().budget, assessed(compute_dtype="bfloat16").budget
+    assert wide is not None and narrow is not None
+    assert narrow.line("weights").bytes * 2 == wide.line("weights").bytes
+    assert narrow.blocks > wide.blocks
+
+
+def test_an_unknown_model_awaits_a_replica_and_then_uses_what_it_read() -> None:
+    model = {"uri": "builtin://mystery"}
+    waiting = assessed(model=model)
+    assert waiting.budget is None and waiting.obstacle is None
+    assert waiting.awaiting is not None
+    assert waiting.awaiting.reason is Reason.AWAITING_MODEL_FACTS
+    facts = catalogue.find("smollm2-135m").architecture.facts
+    found = assessed(facts, model=model)
+    assert found.source is FactsSource.REPLICA
+    assert found.budget is not None and found.budget.fit.fits
+
+
+def test_facts_that_are_not_understood_are_an_obstacle() -> None:
+    found = assessed({"model_type": "mystery"}, model={"uri": "builtin://mystery"})
+    assert found.obstacle is not None
+    assert found.obstacle.reason is Reason.ARCHITECTURE_NOT_UNDERSTOOD
+
+
+def test_a_named_card_brings_its_own_memory() -> None:
+    found = assessed(accelerator={"name": "nvidia-l40s", "resourceName": "nvidia.com/gpu"})
+    assert found.memory_bytes is not None and found.memory_bytes > 40 << 30
