@@ -1,110 +1,21 @@
 """A release's life on a real cluster: install, test, upgrade, uninstall, install again."""
 
 import json
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from kvscaler_operator.keys import SigningKey
-from localcluster import build
 from localcluster import images as node_images
 from localcluster.handle import ClusterHandle
 from localcluster.steps import wait_until
 
+from tests.chart.release import CHART, CRD, Object, Release, errors
+
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
-CHART = ROOT / "charts" / "kvscaler"
-CRD = "inferenceservices.kvscaler.io"
-OPERATOR = "app.kubernetes.io/component=operator"
 KIND = "inferenceservices"
-Object = dict[str, Any]
-
-
-class Release:
-    """A release of the chart in a namespace."""
-
-    def __init__(
-        self, cluster: ClusterHandle, images: Mapping[str, str], namespace: str, name: str
-    ) -> None:
-        self.cluster, self.namespace, self.name = cluster, namespace, name
-        operator, sidecar = (images[image].rsplit(":", 1) for image in ("operator", "sidecar"))
-        self.values: Object = {
-            "image": {"repository": operator[0], "tag": operator[1]},
-            "sidecar": {"image": {"repository": sidecar[0], "tag": sidecar[1]}},
-        }
-
-    def try_helm(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """helm's result, whatever its exit code."""
-        build.ensure("helm")
-        return subprocess.run(
-            [build.path("helm"), f"--kubeconfig={self.cluster.kubeconfig}",
-             f"--kube-context={self.cluster.context}", f"--namespace={self.namespace}",
-             *arguments],
-            capture_output=True, text=True, check=False, timeout=240,
-            input=json.dumps(self.values),
-        )  # fmt: skip
-
-    def helm(self, *arguments: str) -> str:
-        """helm's output; fails the test with helm's words and the operator's."""
-        done = self.try_helm(*arguments)
-        if done.returncode != 0:
-            pytest.fail(f"helm {' '.join(arguments)}: {done.stdout}{done.stderr}\n{self.log()}")
-        return done.stdout
-
-    def install(self) -> str:
-        """Install or upgrade with the present values, and wait until the operator is ready."""
-        return self.helm(
-            "upgrade", "--install", self.name, str(CHART), "--values=-", "--wait",
-            "--timeout=120s",
-        )  # fmt: skip
-
-    def uninstall(self) -> None:
-        """Uninstall, if it is installed."""
-        self.helm("uninstall", self.name, "--ignore-not-found", "--wait")
-
-    def kubectl(self, *arguments: str) -> str:
-        """kubectl in the release's namespace."""
-        return self.cluster.kubectl(*arguments, "--namespace", self.namespace)
-
-    def names(self, kinds: str) -> list[str]:
-        """`kind/name` of what is there of these kinds."""
-        return self.kubectl("get", kinds, "--output=name").split()
-
-    def log(self) -> str:
-        """The operator's log, as far as there is one."""
-        done = self.cluster.try_kubectl(
-            "logs", "--selector", OPERATOR, "--tail=200", "--namespace", self.namespace
-        )
-        return done.stdout
-
-    def operator_pod(self) -> Object:
-        """The operator's one Pod."""
-        pods = [
-            pod
-            for pod in self.cluster.get("pods", "-l", OPERATOR, "-n", self.namespace)["items"]
-            if "deletionTimestamp" not in pod["metadata"]
-        ]
-        assert len(pods) == 1
-        found: Object = pods[0]
-        return found
-
-    def key_id(self) -> str:
-        """Id of the admin key."""
-        pem = self.kubectl(
-            "get", "secret", f"{self.name}-admin-key",
-            '--output=go-template={{index .data "key.pem" | base64decode}}',
-        )  # fmt: skip
-        return SigningKey.from_pem(pem.encode(), "the Secret").key_id
-
-    def may(self, *arguments: str) -> bool:
-        """Whether the operator's account may do something."""
-        account = f"system:serviceaccount:{self.namespace}:{self.name}-operator"
-        return (
-            self.cluster.try_kubectl("auth", "can-i", *arguments, "--as", account).returncode == 0
-        )
 
 
 @pytest.fixture(scope="module")
@@ -124,16 +35,7 @@ def release(
 ) -> Iterator[Release]:
     """A release that can be installed; it goes at the end."""
     made = Release(cluster, images, namespace, "kvscaler")
-    if cluster.try_kubectl("get", "crd", CRD).returncode == 0:
-        # Kept by an earlier release, in another namespace.
-        owner, where = (
-            "app.kubernetes.io/managed-by=Helm",
-            f"meta.helm.sh/release-namespace={namespace}",
-        )
-        cluster.kubectl("label", "crd", CRD, owner, "--overwrite")
-        cluster.kubectl(
-            "annotate", "crd", CRD, where, "meta.helm.sh/release-name=kvscaler", "--overwrite"
-        )
+    made.adopt_definition()
     yield made
     cluster.try_kubectl("delete", KIND, "--all", "--all-namespaces", "--timeout=60s")
     made.uninstall()
@@ -152,16 +54,6 @@ def condition(cluster: ClusterHandle, namespace: str, name: str, kind: str) -> O
     """A condition of a service; empty when it has none yet."""
     status = cluster.get(KIND, name, "-n", namespace).get("status") or {}
     return next((c for c in status.get("conditions", ()) if c["type"] == kind), {})
-
-
-def errors(log: str) -> list[str]:
-    """What an operator should not have to say: errors, and rights that it lacks."""
-    lines = [line for line in log.splitlines() if line.startswith("{")]
-    return [
-        line
-        for line in lines
-        if json.loads(line)["level"] in ("error", "critical") or "forbidden" in line.lower()
-    ]
 
 
 def test_install_leaves_an_operator_a_key_and_no_right_to_read_it(release: Release) -> None:
