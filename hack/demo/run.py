@@ -22,6 +22,7 @@ from hack.demo.prometheus import Prometheus
 from hack.demo.report import Objectives, Phase
 from hack.demo.traffic import Result, Shape, Traffic, saturate
 from hack.demo.view import View, say
+from hack.demo.writes import operator_writes, since
 
 NAMESPACE = "kvscaler-demo"
 SYSTEM_NAMESPACE = "kvscaler-system"
@@ -286,11 +287,7 @@ class Demo:
         before = await self._operator_writes(kube)
         await asyncio.sleep(IDLE_SECONDS)
         after = await self._operator_writes(kube)
-        changed = {key: after[key] - before.get(key, 0) for key in after}
-        return {
-            "seconds": IDLE_SECONDS,
-            "writes": {key: count for key, count in changed.items() if count},
-        }
+        return {"seconds": IDLE_SECONDS, "writes": since(before, after)}
 
     async def _operator_pod(self, kube: Kube) -> dict[str, Any]:
         listing = await kube.get(
@@ -302,15 +299,7 @@ class Demo:
 
     async def _operator_writes(self, kube: Kube) -> dict[str, float]:
         pod = await self._operator_pod(kube)
-        text = await kube.text(
-            f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods/{pod['metadata']['name']}:8080/proxy/metrics"
-        )
-        found: dict[str, float] = {}
-        for line in text.splitlines():
-            if line.startswith("kvscaler_operator_api_writes_total{") and "leases" not in line:
-                labels, value = line.rsplit(" ", 1)
-                found[labels.split("{", 1)[1].rstrip("}")] = float(value)
-        return found
+        return await operator_writes(kube, SYSTEM_NAMESPACE, pod["metadata"]["name"])
 
     async def _operator_errors(self, kube: Kube) -> list[str]:
         pod = await self._operator_pod(kube)

@@ -110,8 +110,12 @@ def make_prompt(rng: random.Random, words: int) -> str:
 
 
 async def send(session: aiohttp.ClientSession, url: str, model: str, request: Request,
-               prompt: str, seed: int, timeout_seconds: float) -> None:  # fmt: skip
-    """Send one streaming completion and fill in `request`; never raises but for cancellation."""
+               prompt: str, seed: int, timeout_seconds: float,
+               ignore_eos: bool = False) -> None:  # fmt: skip
+    """Send one streaming completion and fill in `request`; never raises but for cancellation.
+
+    With `ignore_eos` the answer has exactly the tokens that were asked for.
+    """
     body = {
         "model": model,
         "prompt": prompt,
@@ -120,6 +124,7 @@ async def send(session: aiohttp.ClientSession, url: str, model: str, request: Re
         "seed": seed,
         "stream": True,
         "stream_options": {"include_usage": True},
+        "ignore_eos": ignore_eos,
     }
     try:
         async with asyncio.timeout(timeout_seconds):
