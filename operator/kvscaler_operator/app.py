@@ -65,18 +65,18 @@ class Operator:
         self.queue: WorkQueue[Key] = WorkQueue(metrics=self.machinery)
         self.sink = handlers.EventSink(self.caches, self.queue.add)
         self.kube: KubeGateway | None = None
+        self._elector: LeaseElector | None = None
         self._keys = KeyFile(settings.key_file) if settings.key_file is not None else None
 
     async def run(self, stop: asyncio.Event | None = None) -> None:
         """Serve under the Lease until `stop` is set; raises what ended it otherwise."""
         settings = self.settings
         api = await connect(settings.kubeconfig or None, settings.context or None)
-        elector: LeaseElector | None = None
         self.kube = KubeGateway(
             api,
             writes=TokenBucket(settings.writes_per_second, int(2 * settings.writes_per_second)),
             observer=self.machinery,
-            fence=lambda: elector is not None and elector.held,
+            fence=self._leads,
         )
         elector = LeaseElector(
             self.kube,
@@ -87,6 +87,7 @@ class Operator:
             deadline_seconds=settings.lease_duration_seconds * 2 / 3,
             retry_seconds=settings.lease_duration_seconds / 7.5,
         )
+        self._elector = elector
         await self.http.start(settings.probe_port, settings.metrics_port)
         try:
             await elector.run(self._serve(self.kube, api, elector, stop or asyncio.Event()))
@@ -199,7 +200,13 @@ class Operator:
             KEY_AGE_SECONDS, workers.longest_running_seconds, "longest reconcile"
         )
 
+    def _leads(self) -> bool:
+        return self._elector is not None and self._elector.held
+
     def _signing_key(self) -> SigningKey:
+        if not self._leads():
+            # A process that was stopped and goes on must not command its successor's replicas.
+            raise KeyFileError("the lease is not held: another operator may act now")
         if self._keys is None:
             raise KeyFileError("no signing key is configured (--key-file): replicas can't be told")
         return self._keys.current()
