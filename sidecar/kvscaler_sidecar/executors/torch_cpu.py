@@ -220,11 +220,11 @@ class Torch:
         torch.index_select(space.rotations, 0, layout.positions, out=space.rotation[:rows])
         for layer, pool in zip(self._weights.layers, self._pool, strict=True):
             self._attend(layer, pool, layout)
-            hidden.addmm_(attention, layer.output.t())
-            torch.mm(self._norm(hidden, layer.mlp_norm), layer.gate_up.t(), out=gate_up)
+            hidden.addmm_(attention, layer.output)
+            torch.mm(self._norm(hidden, layer.mlp_norm), layer.gate_up, out=gate_up)
             torch.ops.aten.silu.out(gate, out=inner)
             inner.mul_(up)
-            hidden.addmm_(inner, layer.down.t())
+            hidden.addmm_(inner, layer.down)
         return hidden
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -237,7 +237,7 @@ class Torch:
         q_width = config.attention_heads * config.head_dim
         qkv = space.qkv[:rows]
         hidden = self._norm(space.hidden[:rows], layer.attention_norm)
-        torch.mm(hidden, layer.qkv.t(), out=qkv)
+        torch.mm(hidden, layer.qkv, out=qkv)
         self._rotate(qkv[:, : q_width + config.kv_heads * config.head_dim])
         write_kv(pool, layout.slots, qkv[:, q_width:])
         heads = (rows, config.kv_heads, group, config.head_dim)
@@ -272,4 +272,4 @@ class Torch:
         logits = self._workspace.logits[: rows.shape[0]]
         if logits.shape[0] < rows.shape[0]:
             logits = torch.empty(rows.shape[0], self.config.vocab_size, dtype=self._dtype)
-        return torch.mm(last, self._weights.head.t(), out=logits).float()
+        return torch.mm(last, self._weights.head, out=logits).float()
