@@ -7,9 +7,9 @@ and values of all KV heads side by side, `[2, kv_heads, head_dim]`, so one copy 
 import torch
 
 
-def write_kv(layer_pool: torch.Tensor, slots: torch.Tensor, kv: torch.Tensor) -> None:
-    """Store the rows `kv` (`[tokens, 2 * kv_heads * head_dim]`) at `slots` (`[tokens]`, int64).
+def write_kv(layer_slots: torch.Tensor, slots: torch.Tensor, kv: torch.Tensor) -> None:
+    """Store the rows `kv` (`[tokens, width]`) at `slots` (`[tokens]`, int64).
 
-    `layer_pool` is one layer's `[blocks, block_tokens, 2, kv_heads, head_dim]`, contiguous.
+    `layer_slots` is one layer's pool as `[blocks * block_tokens, width]`.
     """
-    layer_pool.view(-1, kv.shape[1]).index_copy_(0, slots, kv)
+    layer_slots.index_copy_(0, slots, kv)

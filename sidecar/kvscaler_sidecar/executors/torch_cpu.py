@@ -16,15 +16,15 @@ from kvscaler.protocol.state import ExecutorReport, StepCosts
 from kvscaler_kernels.block_copy import copy_blocks
 from kvscaler_kernels.kv_write import write_kv
 from kvscaler_kernels.paged_attention import decode_attention, gather_blocks, prefill_attention
-from torch.nn.functional import rms_norm
 
 from kvscaler_sidecar.executors.dtype import ComputeDtype
 from kvscaler_sidecar.executors.layout import StepLayout, lay_out
 from kvscaler_sidecar.executors.seam import SampledToken, SamplingParams
 from kvscaler_sidecar.executors.step_costs import measure_step_costs
+from kvscaler_sidecar.executors.views import StepViews
 from kvscaler_sidecar.executors.workspace import Workspace
 from kvscaler_sidecar.sampling import SamplingRow, sample, seed_of
-from kvscaler_sidecar.weights.llama import LlamaLayer, LlamaWeights, load_llama
+from kvscaler_sidecar.weights.llama import LlamaWeights, load_llama
 from kvscaler_sidecar.weights.llama_config import LlamaConfig
 
 
@@ -53,7 +53,8 @@ class Torch:
         self.block_tokens = settings.block_tokens
         self._weights = weights
         self._dtype = settings.compute.dtype
-        self._pool: list[torch.Tensor] = []
+        self._epsilon = torch.full((1,), config.norm_epsilon, device=settings.device)
+        self._pool: list[LayerPool] = []
         self._rows: dict[str, SamplingRow] = {}
         block = settings.block_tokens * 2 * config.kv_heads * config.head_dim
         element = self._dtype.itemsize
@@ -96,12 +97,12 @@ class Torch:
     @property
     def kv_blocks(self) -> int:
         """Blocks of the pool; 0 before `allocate`."""
-        return self._pool[0].shape[0] if self._pool else 0
+        return self._pool[0].blocks.shape[0] if self._pool else 0
 
     @property
     def pool_bytes(self) -> int:
         """Counted from the pool's tensors."""
-        return sum(layer.nbytes for layer in self._pool)
+        return sum(layer.blocks.nbytes for layer in self._pool)
 
     @property
     def weight_bytes(self) -> int:
@@ -126,11 +127,11 @@ class Torch:
                 f"can't allocate {num_blocks} blocks: at least one is needed, and a pool is made "
                 f"once (this executor has {self.kv_blocks} blocks)"
             )
-        config = self.config
-        shape = (num_blocks, self.block_tokens, 2, config.kv_heads, config.head_dim)
-        for _ in range(config.layers):
-            layer = torch.empty(shape, dtype=self._dtype, device=self.settings.device)
-            self._pool.append(layer.zero_())
+        slot = 2 * self.config.kv_heads * self.config.head_dim
+        shape = (num_blocks, self.block_tokens * slot)
+        for _ in range(self.config.layers):
+            blocks = torch.empty(shape, dtype=self._dtype, device=self.settings.device).zero_()
+            self._pool.append(LayerPool(blocks, blocks.view(-1, slot)))
 
     def add(self, request: EngineRequest, params: SamplingParams) -> None:
         """Learn how to sample a request."""
@@ -149,7 +150,9 @@ class Torch:
         self._check(plan)
         with torch.inference_mode():
             copy_blocks(
-                self._pool, [c.source for c in plan.copies], [c.target for c in plan.copies]
+                [layer.blocks for layer in self._pool],
+                [copy.source for copy in plan.copies],
+                [copy.target for copy in plan.copies],
             )
             if not plan.chunks:
                 return []
@@ -169,7 +172,10 @@ class Torch:
         self._check(plan)
         with torch.inference_mode():
             layout = self._lay_out(plan)
-            return self._logits(self._forward(layout), layout.sampled_rows).clone()
+            hidden = self._forward(layout)
+            height = self._workspace.logits.shape[0]
+            parts = torch.split(layout.sampled_rows, height)
+            return torch.cat([self._logits(hidden, part).clone() for part in parts])
 
     def measure(self) -> StepCosts:
         """Time a few steps on the allocated, still unused pool."""
@@ -212,64 +218,70 @@ class Torch:
 
     def _forward(self, layout: StepLayout) -> torch.Tensor:
         """Hidden states `[rows, hidden]` after the last layer, before the final norm."""
-        space, config, rows = self._workspace, self.config, layout.rows
-        hidden, inner = space.hidden[:rows], space.inner[:rows]
-        gate_up, attention = space.gate_up[:rows], space.attention[:rows]
-        gate, up = gate_up[:, : config.intermediate_size], gate_up[:, config.intermediate_size :]
+        space = self._workspace
+        views = StepViews.of(space, layout, self.config, self.block_tokens)
+        hidden, normed, inner = views.hidden, views.normed, views.inner
         torch.index_select(self._weights.embedding, 0, layout.token_ids, out=hidden)
-        torch.index_select(space.rotations, 0, layout.positions, out=space.rotation[:rows])
+        torch.index_select(space.rotations, 0, layout.positions, out=space.rotation[: layout.rows])
         for layer, pool in zip(self._weights.layers, self._pool, strict=True):
-            self._attend(layer, pool, layout)
-            hidden.addmm_(attention, layer.output)
-            torch.mm(self._norm(hidden, layer.mlp_norm), layer.gate_up, out=gate_up)
-            torch.ops.aten.silu.out(gate, out=inner)
-            inner.mul_(up)
+            self._norm(hidden, layer.attention_norm, views.inverse, normed)
+            torch.mm(normed, layer.qkv, out=views.qkv)
+            _rotate(views)
+            write_kv(pool.slots, layout.slots, views.kv)
+            _attend(pool.blocks, views, space.causal)
+            hidden.addmm_(views.attention, layer.output)
+            self._norm(hidden, layer.mlp_norm, views.inverse, normed)
+            torch.mm(normed, layer.gate_up, out=views.gate_up)
+            torch.ops.aten.silu.out(views.gate, out=inner)
+            inner.mul_(views.up)
             hidden.addmm_(inner, layer.down)
         return hidden
 
-    def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return rms_norm(hidden, weight.shape, weight, self.config.norm_epsilon)
-
-    def _attend(self, layer: LlamaLayer, pool: torch.Tensor, layout: StepLayout) -> None:
-        """Fill `workspace.attention` and the step's slots of the layer's pool."""
-        space, config, rows = self._workspace, self.config, layout.rows
-        group = config.attention_heads // config.kv_heads
-        q_width = config.attention_heads * config.head_dim
-        qkv = space.qkv[:rows]
-        hidden = self._norm(space.hidden[:rows], layer.attention_norm)
-        torch.mm(hidden, layer.qkv, out=qkv)
-        self._rotate(qkv[:, : q_width + config.kv_heads * config.head_dim])
-        write_kv(pool, layout.slots, qkv[:, q_width:])
-        heads = (rows, config.kv_heads, group, config.head_dim)
-        query = qkv[:, :q_width].view(heads)
-        target = space.attention[:rows].view(heads)
-        for bucket in layout.buckets:
-            part = slice(bucket.first, bucket.first + bucket.count)
-            gathered = gather_blocks(pool, bucket.table, space.gathered)
-            context = gathered.view(bucket.count, -1, *gathered.shape[1:])[:, : bucket.tokens]
-            target[part] = decode_attention(query[part], context, bucket.mask)
-        for run in layout.prefills:
-            part = slice(run.first, run.first + run.length)
-            context = gather_blocks(pool, run.table, space.gathered)
-            out = prefill_attention(query[part], context, run.start, space.causal)
-            target[part] = out.permute(2, 0, 1, 3)
-
-    def _rotate(self, heads: torch.Tensor) -> None:
-        """Rotary embedding in place: neighbours of a row are one complex number."""
-        rows, width = heads.shape
-        pairs = self.config.head_dim // 2
-        rotation = self._workspace.rotation[:rows, None]
-        exact = heads if heads.dtype == torch.float32 else self._workspace.rotated[:rows]
-        if exact is not heads:
-            exact.copy_(heads)
-        shape = (rows, width // self.config.head_dim, pairs, 2)
-        torch.view_as_complex(exact.view(shape)).mul_(rotation)
-        if exact is not heads:
-            heads.copy_(exact)
+    def _norm(
+        self,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        inverse: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """`out = hidden / sqrt(mean(hidden ** 2) + epsilon) * weight`, the mean in fp32."""
+        torch.linalg.vector_norm(hidden, dim=-1, keepdim=True, dtype=torch.float32, out=inverse)
+        torch.addcmul(self._epsilon, inverse, inverse, value=1 / hidden.shape[1], out=inverse)
+        torch.mul(hidden, inverse.rsqrt_(), out=out)
+        out.mul_(weight)
 
     def _logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        last = self._norm(hidden.index_select(0, rows), self._weights.norm)
+        """fp32 logits of at most `LOGIT_ROWS` rows."""
+        last = hidden.index_select(0, rows)
+        inverse = torch.empty(rows.shape[0], 1, device=last.device)
+        self._norm(last, self._weights.norm, inverse, last)
         logits = self._workspace.logits[: rows.shape[0]]
-        if logits.shape[0] < rows.shape[0]:
-            logits = torch.empty(rows.shape[0], self.config.vocab_size, dtype=self._dtype)
         return torch.mm(last, self._weights.head, out=logits).float()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPool:
+    """One layer's keys and values, by blocks `[blocks, width]` and by slots, one memory."""
+
+    blocks: torch.Tensor
+    slots: torch.Tensor
+
+
+def _rotate(views: StepViews) -> None:
+    """Rotary embedding in place: neighbours of a row are one complex number."""
+    if views.exact is None:
+        views.pairs.mul_(views.rotation)
+        return
+    views.exact.copy_(views.heads)
+    views.pairs.mul_(views.rotation)
+    views.heads.copy_(views.exact)
+
+
+def _attend(blocks: torch.Tensor, views: StepViews, causal: torch.Tensor) -> None:
+    """Fill `views.attention` from one layer's pool. Buckets and runs share one buffer, by turns."""
+    for bucket in views.buckets:
+        gather_blocks(blocks, bucket.table, bucket.gathered)
+        bucket.target.copy_(decode_attention(bucket.query, bucket.keys, bucket.values, bucket.mask))
+    for run in views.runs:
+        gather_blocks(blocks, run.table, run.gathered)
+        run.target.copy_(prefill_attention(run.query, run.keys, run.values, run.start, causal))

@@ -20,6 +20,8 @@ class Workspace:
     """`t` step tokens, `h` hidden, `q`/`k` query/KV heads x head_dim, `i` inner, `c` context."""
 
     hidden: torch.Tensor  # [t, h]: the residual stream
+    normed: torch.Tensor  # [t, h]
+    inverse: torch.Tensor  # [t, 1], fp32
     qkv: torch.Tensor  # [t, q + 2k]
     attention: torch.Tensor  # [t, q]
     gate_up: torch.Tensor  # [t, 2i]
@@ -55,6 +57,8 @@ class Workspace:
         angles = torch.arange(max_context_tokens, device=device)[:, None] * frequencies
         return cls(
             hidden=empty(step_tokens, config.hidden_size),
+            normed=empty(step_tokens, config.hidden_size),
+            inverse=empty(step_tokens, 1, dtype=torch.float32),
             qkv=empty(step_tokens, q_width + 2 * kv_width),
             attention=empty(step_tokens, q_width),
             gate_up=empty(step_tokens, 2 * config.intermediate_size),

@@ -58,27 +58,27 @@ def context_buffer_bytes(model: ModelArchitecture, settings: ResolvedSettings) -
 def step_buffer_bytes(model: ModelArchitecture, settings: ResolvedSettings) -> int:
     """Buffers that grow with the step: one layer's activations for all its tokens, and logits.
 
-    Per token: the residual, q/k/v, attention's output, gate and up, their product, its angles,
-    and an fp32 copy of q and k where computing is in fewer bits.
+    Per token: the residual, its normed copy and norm, q/k/v, attention's output, gate and up,
+    their product, its angles, and an fp32 copy of q and k where computing is in fewer bits.
     """
     element = dtype_bytes(settings.compute_dtype)
     q_width = model.attention_heads * model.head_dim
     kv_width = model.kv_heads * model.head_dim
-    per_token = model.hidden_size + 2 * q_width + 2 * kv_width + 3 * model.intermediate_size
+    per_token = 2 * model.hidden_size + 2 * q_width + 2 * kv_width + 3 * model.intermediate_size
     rotated = 0 if element == FLOAT_BYTES else (q_width + kv_width) * FLOAT_BYTES
-    angles = model.head_dim // 2 * COMPLEX_BYTES
+    angles = model.head_dim // 2 * COMPLEX_BYTES + FLOAT_BYTES
     logits = min(LOGIT_ROWS, settings.max_sequences) * model.vocab_size * element
     return settings.step_tokens * (per_token * element + rotated + angles) + logits
 
 
 def temporary_bytes(model: ModelArchitecture, settings: ResolvedSettings) -> int:
-    """Peak of what a step still allocates: a norm or attention's output, or what sampling holds.
+    """Peak of what a step still allocates: attention's output, or what sampling holds.
 
     Sampling holds fp32 logits where computing is in fewer bits, log-probabilities of all rows,
     three copies of the rows that it draws for, and one row's sorted copy with its running sum.
     """
     element = dtype_bytes(settings.compute_dtype)
-    width = max(3 * model.hidden_size, model.attention_heads * model.head_dim)
+    width = model.attention_heads * model.head_dim
     rows = min(LOGIT_ROWS, settings.max_sequences)
     copies = rows * (1 if element == FLOAT_BYTES else 2)
     drawn = 3 * min(RANDOM_ROWS, settings.max_sequences)
