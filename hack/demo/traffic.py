@@ -252,6 +252,13 @@ class Traffic:
         self._live.add(task)
         task.add_done_callback(self._live.discard)
 
+    async def abandon(self) -> None:
+        """Give up every request that has no end yet; those keep no result."""
+        live = set(self._live)
+        for task in live:
+            task.cancel()
+        await asyncio.gather(*live, return_exceptions=True)
+
     async def drain(self) -> None:
         """Wait for every request that was offered."""
         while self._live:

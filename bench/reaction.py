@@ -1,0 +1,340 @@
+"""How long until a traffic spike is answered: by each signal path, and with Prometheus down.
+
+On the local cluster, with the chart, the real model and the service of `examples/smollm2.yaml`. A
+spike that needs 2.5 replicas' worth of KV blocks is sent to one replica, and the time is taken from
+the arrival of the spike's first request until `spec.replicas` grows and until a new Pod is Ready.
+Each round is a service of its own, so that no round knows of the one before.
+
+Figures are the slowest round's. Everything that was installed is removed at the end, and a cluster
+that was not up before is taken down.
+"""
+
+import argparse
+import asyncio
+import copy
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import harness
+from harness import ROOT, Figure, progress
+
+for _folder in (ROOT, ROOT / "hack" / "cluster"):
+    if str(_folder) not in sys.path:
+        sys.path.insert(0, str(_folder))
+
+from localcluster import lifecycle  # noqa: E402
+from localcluster.layout import DEFAULT_NAME  # noqa: E402
+
+from hack.demo.kube import Kube  # noqa: E402 - a clone runs without being installed
+from hack.demo.observe import Observer, Sample  # noqa: E402
+from hack.demo.prometheus import Prometheus  # noqa: E402
+from hack.demo.report import Phase, scale_up, start_seconds  # noqa: E402
+from hack.demo.run import (  # noqa: E402
+    CALM_SHARE,
+    NAMESPACE,
+    READY_DEADLINE_SECONDS,
+    RELEASE,
+    SPIKE_SHARE,
+    SYSTEM_NAMESPACE,
+    Demo,
+    DemoError,
+)
+from hack.demo.traffic import Request, Result, Shape, Traffic  # noqa: E402
+
+CALM_SECONDS = 20.0
+PATCH_DEADLINE_SECONDS = 60.0
+READY_AFTER_SECONDS = 90.0
+POLL_SECONDS = 0.1
+SPIKE = "spike"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the operator may read, and whether Prometheus dies before the spike."""
+
+    name: str
+    signal_paths: str
+    prometheus_down: bool
+    floor: str
+    aim: str | None
+
+
+CASES = (
+    Case("direct", "direct,prometheus", False, "<= 6", "<= 3"),
+    Case("prometheus_only", "prometheus", False, "<= 15", None),
+    Case("prometheus_down", "direct,prometheus", True, "<= 6", "<= 3"),
+)
+
+
+@dataclass
+class Round:
+    """One spike. Times are seconds since its first request arrived; `None` is never."""
+
+    case: str
+    rate_per_second: float
+    to_patch_seconds: float | None = None
+    to_new_pod_ready_seconds: float | None = None
+    pod_start_seconds: float | None = None
+    """From the first sight of the new Pod until it was Ready."""
+    replicas: int | None = None
+    binding_constraint: str | None = None
+    message: str | None = None
+    signals: str = ""
+    """What the service said about its signals when the spike began."""
+    arrivals_before_patch: int = 0
+    requests: Mapping[str, int] = field(default_factory=dict)
+    """By result, over calm and spike; those still open at the end are apart."""
+
+
+class Reaction(Demo):
+    """The demo's parts, put together for spikes alone."""
+
+    def __init__(self, out: Path, rounds: int) -> None:
+        super().__init__(ROOT, out, CALM_SECONDS, READY_AFTER_SECONDS, "", False, False)
+        self.rounds = rounds
+        self.speed: dict[str, float] = {}
+
+    async def measure(self) -> list[Round]:
+        """All cases, `rounds` times each."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        place = json.loads(self._output("hack/cluster/status", "--json"))
+        binary = Path(self._output("hack/cluster/binary", "prometheus-2").splitlines()[-1])
+        done: list[Round] = []
+        async with Kube(ROOT / "build/cluster/kubeconfig") as kube:
+            for case in CASES:
+                self.signal_paths = case.signal_paths
+                for number in range(1, self.rounds + 1):
+                    folder = self.out / f"prometheus-{case.name}-{number}"
+                    prometheus = Prometheus(
+                        binary, folder, Path(place["networkNamespace"]), place["nodeAddress"]
+                    )
+                    with prometheus, self._step(f"{case.name}, round {number}"):
+                        self._install(prometheus.url)
+                        self.name = f"{case.name}-{number}".replace("_", "-")
+                        done.append(await self._round(kube, prometheus, case, len(done) + 1))
+                        progress(f"  {_told(done[-1])}")
+                    shutil.rmtree(folder)
+        return done
+
+    async def _round(self, kube: Kube, prometheus: Prometheus, case: Case, seed: int) -> Round:
+        observer = Observer(kube, NAMESPACE, self.name)
+        observer.on_sample = lambda sample: _scrape(prometheus, sample)
+        service = copy.deepcopy(self.example)
+        service["metadata"] = {"name": self.name, "namespace": NAMESPACE}
+        self._apply(service)
+        watcher = asyncio.create_task(observer.run())
+        try:
+            await self._until(
+                "the service has a ready Pod", lambda: _ready(observer), READY_DEADLINE_SECONDS
+            )
+            if not self.speed:
+                self.speed = await self._measured_speed(kube)
+            return await self._spike(kube, prometheus, case, observer, seed)
+        finally:
+            watcher.cancel()
+            with suppress(asyncio.CancelledError):
+                await watcher
+            self._remove_service()
+
+    async def _measured_speed(self, kube: Kube) -> dict[str, float]:
+        """Of a replica of its own, so that no round's service has seen the measurement."""
+        probe = self._speed_probe()
+        observer = Observer(kube, NAMESPACE, probe["metadata"]["name"])
+        self._apply(probe)
+
+        async def ready() -> bool:
+            observer.samples[:] = [await observer.sample()]
+            return observer.samples[-1].ready > 0
+
+        await self._until("the measured replica is ready", ready, READY_DEADLINE_SECONDS)
+        speed = await self._measure(kube, observer)
+        self._delete(probe["metadata"]["name"])
+        return speed
+
+    async def _spike(
+        self, kube: Kube, prometheus: Prometheus, case: Case, observer: Observer, seed: int
+    ) -> Round:
+        per_second = self.speed["requests_per_second"]
+        made = Round(case.name, SPIKE_SHARE * per_second)
+        address = await self._service_address(kube)
+        traffic = Traffic(f"http://{address}:8000", self._served_name(), Shape(), seed)
+        generator = asyncio.create_task(traffic.run())
+        try:
+            traffic.set_phase("calm", CALM_SHARE * per_second)
+            if case.prometheus_down:
+                prometheus.stop()
+            await asyncio.sleep(CALM_SECONDS)
+            made.signals = _condition(observer.samples[-1], "SignalsFresh")
+            traffic.set_phase(SPIKE, made.rate_per_second)
+            await self._until("the spike has begun", lambda: _begun(traffic), 60)
+            first = _first(traffic)
+            before = observer.samples[-1].desired or 1
+            patched = await _patched(kube, observer.service_path, before)
+            if patched is not None:
+                made.to_patch_seconds = round(patched - first, 2)
+                made.arrivals_before_patch = sum(
+                    1 for r in traffic.requests if r.phase == SPIKE and r.offered_at < patched
+                )
+                await self._until(
+                    "a new Pod is Ready", lambda: _grown(observer), READY_AFTER_SECONDS, fail=False
+                )
+            _fill(made, observer, Phase(SPIKE, first, time.monotonic(), made.rate_per_second))
+        finally:
+            # The service goes now, and with it what is still open.
+            made.requests = _results(traffic.requests)
+            traffic.set_phase("over", 0.0)
+            generator.cancel()
+            await traffic.abandon()
+            await asyncio.gather(generator, return_exceptions=True)
+        return made
+
+    def _remove_service(self) -> None:
+        self._delete(self.name)
+        # Nobody listens any more: a drain would only take the next round's CPU time.
+        self._tool("hack/cluster/kubectl", "delete", "pods", "--all", "-n", NAMESPACE,
+                   "--force", "--grace-period=0", "--wait=false")  # fmt: skip
+
+    def _delete(self, name: str) -> None:
+        self._tool("hack/cluster/kubectl", "delete", "kvis", name, "-n", NAMESPACE,
+                   "--ignore-not-found", "--timeout=60s")  # fmt: skip
+
+    def clean(self, cluster_was_up: bool) -> None:
+        """Remove what was installed, and the cluster if it was brought up for this."""
+        if not cluster_was_up:
+            self._tool("hack/cluster/down")
+            return
+        self._tool("hack/cluster/kubectl", "delete", "namespace", NAMESPACE, "--timeout=90s",
+                   "--ignore-not-found")  # fmt: skip
+        self._tool("hack/cluster/helm", "uninstall", RELEASE, "-n", SYSTEM_NAMESPACE,
+                   "--ignore-not-found")  # fmt: skip
+
+
+def _scrape(prometheus: Prometheus, sample: Sample) -> None:
+    prometheus.set_targets(
+        NAMESPACE, {pod.name: pod.ip for pod in sample.pods if pod.ip and not pod.terminating}
+    )
+
+
+async def _ready(observer: Observer) -> bool:
+    return bool(observer.samples) and observer.samples[-1].ready > 0
+
+
+async def _grown(observer: Observer) -> bool:
+    return observer.samples[-1].ready > 1
+
+
+async def _begun(traffic: Traffic) -> bool:
+    return any(r.phase == SPIKE for r in traffic.requests)
+
+
+def _first(traffic: Traffic) -> float:
+    return next(r.offered_at for r in traffic.requests if r.phase == SPIKE)
+
+
+async def _patched(kube: Kube, path: str, before: int) -> float | None:
+    """When `spec.replicas` was first seen above `before`, on the monotonic clock."""
+    deadline = time.monotonic() + PATCH_DEADLINE_SECONDS
+    while time.monotonic() < deadline:
+        service = await kube.get(path)
+        if service["spec"].get("replicas", 1) > before:
+            return time.monotonic()
+        await asyncio.sleep(POLL_SECONDS)
+    return None
+
+
+def _condition(sample: Sample, kind: str) -> str:
+    status = (sample.service or {}).get("status") or {}
+    found = next((c for c in status.get("conditions", ()) if c["type"] == kind), None)
+    return f"{found['status']}/{found['reason']}" if found else ""
+
+
+def _fill(made: Round, observer: Observer, spike: Phase) -> None:
+    answer = scale_up(observer.samples, spike)
+    made.to_new_pod_ready_seconds = answer["to_new_pod_ready_seconds"]
+    made.binding_constraint, made.message = answer["binding_constraint"], answer["message"]
+    made.replicas = observer.samples[-1].desired
+    old = {pod.name for s in observer.samples if s.at < spike.begin for pod in s.pods}
+    starts = [took for name, took in start_seconds(observer).items() if name not in old]
+    made.pod_start_seconds = min(starts, default=None)
+
+
+def _results(requests: Sequence[Request]) -> dict[str, int]:
+    counts = {result.value: sum(1 for r in requests if r.result is result) for result in Result}
+    return counts | {"open": sum(1 for r in requests if r.result is None)}
+
+
+def _told(made: Round) -> str:
+    return (
+        f"patch after {made.to_patch_seconds} s ({made.binding_constraint}, {made.replicas} "
+        f"replicas), a new Pod Ready after {made.to_new_pod_ready_seconds} s"
+    )
+
+
+def _slowest(values: Sequence[float | None]) -> tuple[float | None, str]:
+    """The largest value; none, with the reason, when one is missing."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) or not known:
+        return None, f"{len(values) - len(known)} of {len(values)} rounds had no answer in time"
+    return max(known), ""
+
+
+def figures(rounds: Sequence[Round]) -> list[Figure]:
+    """The figures with their floors, each of the slowest round."""
+    out = []
+    for case in CASES:
+        mine = [r for r in rounds if r.case == case.name]
+        value, why = _slowest([r.to_patch_seconds for r in mine])
+        out.append(Figure(f"spike_to_patch_{case.name}", value, "s", case.floor, case.aim, why=why))
+    value, why = _slowest([r.pod_start_seconds for r in rounds])
+    out.append(Figure("new_pod_to_ready_in_the_spike", value, "s", "<= 45", why=why))
+    value, why = _slowest([r.to_new_pod_ready_seconds for r in rounds])
+    out.append(Figure("spike_to_new_pod_ready", value, "s", why=why))
+    return out
+
+
+def medians(rounds: Sequence[Round]) -> dict[str, float | None]:
+    """Median seconds to the patch by case, of rounds that had one."""
+    found: dict[str, float | None] = {}
+    for case in CASES:
+        values = [r.to_patch_seconds for r in rounds if r.case == case.name]
+        known = [value for value in values if value is not None]
+        found[case.name] = statistics.median(known) if known else None
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print the report."""
+    parser: argparse.ArgumentParser = harness.arguments(__doc__)
+    parser.add_argument("--rounds", type=int, default=2, help="spikes per case (default 2)")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "reaction")
+    options = parser.parse_args(argv)
+    bench = Reaction(options.out, options.rounds)
+    was_up = lifecycle.is_up(ROOT, DEFAULT_NAME)
+    try:
+        bench._tool("hack/cluster/up")
+        bench._tool("hack/images/build", "--import")
+        rounds = asyncio.run(bench.measure())
+    except (DemoError, subprocess.CalledProcessError) as error:
+        progress(f"reaction: {error}")
+        return 2
+    finally:
+        bench.clean(was_up)
+    detail = {
+        "rounds": [vars(r) for r in rounds],
+        "median_seconds": medians(rounds),
+        "speed": bench.speed,
+        "steps_seconds": bench.steps,
+    }
+    return harness.report("reaction", figures(rounds), detail, check=options.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
