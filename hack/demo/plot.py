@@ -20,7 +20,7 @@ COLORS = {Result.OK: "#2a9d5c", Result.REFUSED: "#e9a23b", Result.BROKEN: "#c837
 def draw(path: Path, rows: list[dict[str, Any]], requests: list[Request], phases: list[Phase],
          start: float, capacity: int) -> None:  # fmt: skip
     """Write the picture to `path` (PNG). `rows` is the report's timeline."""
-    figure, axes = plt.subplots(4, 1, figsize=(11, 12), sharex=True, constrained_layout=True)
+    figure, axes = plt.subplots(4, 1, figsize=(12, 12), sharex=True, constrained_layout=True)
     at = [row["at"] for row in rows]
     end = max(at, default=1.0)
     for axis in axes:
@@ -74,7 +74,7 @@ def draw(path: Path, rows: list[dict[str, Any]], requests: list[Request], phases
     axes[3].set_xlabel("seconds since the demo's traffic began (spike shaded)")
     axes[3].set_title("Latency of each request (by time of arrival)", loc="left", fontsize=10)
     for axis in axes:
-        axis.legend(loc="upper right", fontsize=8, frameon=False)
+        axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
         axis.margins(x=0.01)
     figure.savefig(path, dpi=110)
     plt.close(figure)
