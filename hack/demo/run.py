@@ -27,8 +27,8 @@ from hack.demo.writes import operator_writes, since
 NAMESPACE = "kvscaler-demo"
 SYSTEM_NAMESPACE = "kvscaler-system"
 RELEASE = "kvscaler"
-CALM_SHARE = 0.35
-"""Calm traffic, as a share of what one replica can serve with its pool full."""
+CALM_SHARE = 0.25
+"""Calm traffic, as a share of the rate that fills one replica's blocks."""
 SPIKE_SHARE = 2.5
 """The spike, in replicas' worth of KV blocks."""
 MEASURE_SECONDS = 10.0
@@ -171,8 +171,8 @@ class Demo:
 
             observer.on_sample = on_sample
             generator = asyncio.create_task(traffic.run())
-            calm = CALM_SHARE * speed["requests_per_second"]
-            spike = SPIKE_SHARE * speed["requests_per_second"]
+            full = speed["requests_per_second_that_fill_one_replica"]
+            calm, spike = CALM_SHARE * full, SPIKE_SHARE * full
             for name, rate, seconds in (("calm", calm, self.calm_seconds),
                                         ("spike", spike, self.spike_seconds)):  # fmt: skip
                 if name == "spike" and self.stop_prometheus:
@@ -255,19 +255,27 @@ class Demo:
                             and occupancy["waiting_requests"] > 0)  # fmt: skip
 
             await self._until("the measured replica's pool is full", full, 30)
-            before = await kube.pod_json(str(pod.ip), 9090, "/state")
+            states: list[dict[str, Any]] = []
             began = time.monotonic()
-            await asyncio.sleep(MEASURE_SECONDS)
-            after = await kube.pod_json(str(pod.ip), 9090, "/state")
+            while time.monotonic() < began + MEASURE_SECONDS:
+                states.append(await kube.pod_json(str(pod.ip), 9090, "/state"))
+                await asyncio.sleep(0.5)
+            states.append(await kube.pod_json(str(pod.ip), 9090, "/state"))
             took = time.monotonic() - began
         finally:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-        per_second = (_generated_tokens(after) - _generated_tokens(before)) / took
+        tokens_per_second = (_generated_tokens(states[-1]) - _generated_tokens(states[0])) / took
+        requests_per_second = tokens_per_second / Shape().mean_output_tokens
+        used = sum(s["occupancy"]["referenced_blocks"] for s in states) / len(states)
+        # Little's law: blocks in use = requests a second x block-seconds of a request.
         return {
-            "output_tokens_per_second": per_second,
-            "requests_per_second": per_second / Shape().mean_output_tokens,
+            "output_tokens_per_second": tokens_per_second,
+            "requests_per_second": requests_per_second,
+            "mean_referenced_blocks": used,
+            "block_seconds_per_request": used / requests_per_second,
+            "requests_per_second_that_fill_one_replica": requests_per_second * capacity / used,
         }
 
     async def _service_address(self, kube: Kube) -> str:
