@@ -10,7 +10,7 @@ from kvscaler.traffic.signal import Absent, Present, Signal
 from kvscaler.traffic.window import LEVEL_SECONDS, Rate, TrafficWindow
 
 STEP_SIGMAS = 4.0
-"""Standard errors by which the last 12 s must exceed the time before to count as a step."""
+"""Standard errors by which recent arrivals must exceed the time before to count as a step."""
 MIN_RATE_SECONDS = 10.0
 """Arrivals over less than this are no rate yet."""
 
@@ -24,28 +24,32 @@ class Arrivals:
     step: bool
 
 
-def arrivals(short: Rate, level: Rate) -> Arrivals | None:
-    """Level over 45 s, or the last 12 s when they show a step up; `None` before there is a rate.
+def arrivals(level: Rate, *recent: Rate) -> Arrivals | None:
+    """Level over 45 s, or a recent window that shows a step up; `None` before there is a rate.
 
     At a few requests per minute, 12 s of counts swing by half without any change, so a step has to
     exceed what the time before explains by four standard errors, and is believed only up to one
-    standard error below what it shows (so is a level that is not yet watched for 45 s, in part). One is added under the root, so that a single request
-    after silence is no step.
+    standard error below what it shows (so is a level that is not yet watched for 45 s, in part).
+    One is added under the root, so that a single request after silence is no step.
     """
     if level.seconds < MIN_RATE_SECONDS:
         return None
     doubt = math.sqrt(level.count) * (1.0 - min(1.0, level.seconds / LEVEL_SECONDS))
     steady = Arrivals((level.count - doubt) / level.seconds, level.seconds, step=False)
-    before_seconds = level.seconds - short.seconds
-    if before_seconds < MIN_RATE_SECONDS:
-        return steady
-    expected = (level.count - short.count) / before_seconds * short.seconds
-    if short.count <= expected + STEP_SIGMAS * math.sqrt(expected + 1.0):
-        return steady
-    believed = (short.count - math.sqrt(short.count)) / short.seconds
-    if believed <= steady.per_second:
-        return steady
-    return Arrivals(believed, short.seconds, step=True)
+    steps = [step for window in recent if (step := _step(window, level)) is not None]
+    return max([steady, *steps], key=lambda found: found.per_second)
+
+
+def _step(recent: Rate, level: Rate) -> Arrivals | None:
+    """The rate of a recent window, if it exceeds what the rest of the level explains."""
+    before_seconds = level.seconds - recent.seconds
+    if before_seconds < MIN_RATE_SECONDS or recent.seconds <= 0:
+        return None
+    expected = (level.count - recent.count) / before_seconds * recent.seconds
+    if recent.count <= expected + STEP_SIGMAS * math.sqrt(expected + 1.0):
+        return None
+    believed = (recent.count - math.sqrt(recent.count)) / recent.seconds
+    return Arrivals(believed, recent.seconds, step=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +150,22 @@ def demand(
     traffic: Signal[TrafficWindow],
     occupancy: Mapping[str, Signal[OccupancyReport]],
     fleet: FleetView,
+    now: float,
 ) -> Demand:
-    """Demand from the two signals."""
+    """Demand from the two signals.
+
+    A jump fills 12 s only after 12 s, and is sized too small before. So the last 4 s count too, but
+    only for the first answer: of all windows of 4 s in a spike, the fullest says half as much again
+    as is true.
+    """
     live = live_load(occupancy, fleet)
     if isinstance(traffic, Absent):
         return Demand(None, None, live, f"traffic is {traffic}")
     window = traffic.value
-    rate = arrivals(window.arrivals_short, window.arrivals_level)
+    recent = [window.arrivals_short]
+    if not fleet.scaled_up_within(now, LEVEL_SECONDS):
+        recent.append(window.arrivals_burst)
+    rate = arrivals(window.arrivals_level, *recent)
     why = ""
     if rate is None:
         seconds = window.arrivals_level.seconds

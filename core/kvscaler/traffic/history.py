@@ -16,6 +16,7 @@ from kvscaler.traffic.samples import TrafficSample
 from kvscaler.traffic.signal import AbsenceReason, Absent, Present, Signal
 from kvscaler.traffic.window import (
     BUCKET_SECONDS,
+    BURST_SECONDS,
     LEVEL_SECONDS,
     SHORT_SECONDS,
     WINDOW_SECONDS,
@@ -122,6 +123,7 @@ class SampleHistory:
             time=time,
             coverage=coverage,
             covered_seconds=max(0.0, upto - since),
+            arrivals_burst=_rate(arrivals, max(since, upto - BURST_SECONDS), upto),
             arrivals_short=_rate(arrivals, short, upto),
             arrivals_level=_rate(arrivals, level, upto),
             arrival_buckets=_buckets(arrivals, since, upto),

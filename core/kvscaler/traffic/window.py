@@ -11,6 +11,7 @@ from enum import StrEnum
 from kvscaler.protocol.state import Histogram
 from kvscaler.traffic.latency import quantile_seconds, share_within
 
+BURST_SECONDS = 4.0
 SHORT_SECONDS = 12.0
 LEVEL_SECONDS = 45.0
 BUCKET_SECONDS = 15.0
@@ -75,6 +76,8 @@ class TrafficWindow:
     time: float
     coverage: float
     covered_seconds: float
+    arrivals_burst: Rate
+    """Over the last 4 s."""
     arrivals_short: Rate
     """Over the last 12 s."""
     arrivals_level: Rate

@@ -28,6 +28,7 @@ def test_rates_come_from_differences_of_counters():
     history = SampleHistory()
     steady(history, "a", 0.0, 100.0, 2.0)
     found = window(history, 100.0, "a")
+    assert found.arrivals_burst.count == pytest.approx(8)
     assert found.arrivals_short.count == pytest.approx(24)
     assert found.arrivals_level.per_second == pytest.approx(2.0)
     assert [round(b.count) for b in found.arrival_buckets] == [30] * 6
