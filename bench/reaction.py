@@ -162,7 +162,7 @@ class Reaction(Demo):
     async def _spike(
         self, kube: Kube, prometheus: Prometheus, case: Case, observer: Observer, seed: int
     ) -> Round:
-        per_second = self.speed["requests_per_second"]
+        per_second = self.speed["requests_per_second_that_fill_one_replica"]
         made = Round(case.name, SPIKE_SHARE * per_second)
         address = await self._service_address(kube)
         traffic = Traffic(f"http://{address}:8000", self._served_name(), Shape(), seed)
