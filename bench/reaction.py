@@ -48,6 +48,7 @@ from hack.demo.run import (  # noqa: E402
     Demo,
     DemoError,
 )
+from hack.demo.speed import measure_speed  # noqa: E402
 from hack.demo.traffic import Request, Result, Shape, Traffic  # noqa: E402
 
 CALM_SECONDS = 20.0
@@ -160,7 +161,8 @@ class Reaction(Demo):
             return observer.samples[-1].ready > 0
 
         await self._until("the measured replica is ready", ready, READY_DEADLINE_SECONDS)
-        speed = await self._measure(kube, observer)
+        (pod,) = observer.samples[-1].pods
+        speed: dict[str, float] = await measure_speed(kube, str(pod.ip), self._served_name())
         self._delete(probe["metadata"]["name"])
         return speed
 
