@@ -20,7 +20,8 @@ from hack.demo.kube import Kube
 from hack.demo.observe import Observer, Sample
 from hack.demo.prometheus import Prometheus
 from hack.demo.report import Objectives, Phase
-from hack.demo.traffic import Result, Shape, Traffic, saturate
+from hack.demo.speed import measure_speed
+from hack.demo.traffic import Result, Shape, Traffic
 from hack.demo.view import View, say
 from hack.demo.writes import operator_writes, since
 
@@ -31,7 +32,6 @@ CALM_SHARE = 0.25
 """Calm traffic, as a share of the rate that fills one replica's blocks."""
 SPIKE_SHARE = 2.5
 """The spike, in replicas' worth of KV blocks."""
-MEASURE_SECONDS = 10.0
 READY_DEADLINE_SECONDS = 180.0
 RETURN_DEADLINE_SECONDS = 240.0
 IDLE_SECONDS = 10.0
@@ -151,7 +151,11 @@ class Demo:
                 READY_DEADLINE_SECONDS,
             )
         with self._step("measure this machine's speed"):
-            speed = await self._measure(kube, probe_observer)
+            pod = (await probe_observer.sample()).pods[0]
+            try:
+                speed = await measure_speed(kube, str(pod.ip), self._served_name())
+            except TimeoutError as error:
+                raise DemoError(str(error)) from error
             self._tool("hack/cluster/kubectl", "delete", "kvis", probe["metadata"]["name"],
                        "-n", NAMESPACE, "--wait=true", "--timeout=60s")  # fmt: skip
         say(f"  one replica serves {speed['requests_per_second']:.2f} requests/s "
@@ -237,46 +241,6 @@ class Demo:
                 f"`hack/cluster/kubectl get kvis,pods -n {NAMESPACE}` and at the operator's log"
             )
         return False
-
-    async def _measure(self, kube: Kube, probe: Observer) -> dict[str, float]:
-        """Requests a second of one replica whose pool is full: 10 s after the pool has filled."""
-        pod = (await probe.sample()).pods[0]
-        capacity = pod.state["limits"]["applied"]["kv_blocks"] if pod.state else 0
-        task = asyncio.create_task(
-            saturate(f"http://{pod.ip}:8000", self._served_name(), Shape(),
-                     concurrency=max(8, capacity // 3), seconds=MEASURE_SECONDS + 40)
-        )  # fmt: skip
-        try:
-
-            async def full() -> bool:
-                state = await kube.pod_json(str(pod.ip), 9090, "/state")
-                occupancy = state["occupancy"]
-                return bool(occupancy["reserved_blocks"] >= 0.85 * capacity
-                            and occupancy["waiting_requests"] > 0)  # fmt: skip
-
-            await self._until("the measured replica's pool is full", full, 30)
-            states: list[dict[str, Any]] = []
-            began = time.monotonic()
-            while time.monotonic() < began + MEASURE_SECONDS:
-                states.append(await kube.pod_json(str(pod.ip), 9090, "/state"))
-                await asyncio.sleep(0.5)
-            states.append(await kube.pod_json(str(pod.ip), 9090, "/state"))
-            took = time.monotonic() - began
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-        tokens_per_second = (_generated_tokens(states[-1]) - _generated_tokens(states[0])) / took
-        requests_per_second = tokens_per_second / Shape().mean_output_tokens
-        used = sum(s["occupancy"]["referenced_blocks"] for s in states) / len(states)
-        # Little's law: blocks in use = requests a second x block-seconds of a request.
-        return {
-            "output_tokens_per_second": tokens_per_second,
-            "requests_per_second": requests_per_second,
-            "mean_referenced_blocks": used,
-            "block_seconds_per_request": used / requests_per_second,
-            "requests_per_second_that_fill_one_replica": requests_per_second * capacity / used,
-        }
 
     async def _service_address(self, kube: Kube) -> str:
         service = await kube.get(f"/api/v1/namespaces/{NAMESPACE}/services/{self.name}")
@@ -369,12 +333,6 @@ class Demo:
         plot.draw(picture, rows, traffic.requests, phases, start, capacity)
         plot.write_html(self.out / "report.html", picture, document)
         return document
-
-
-def _generated_tokens(state: dict[str, Any]) -> float:
-    """Output tokens that a replica has generated, of finished and of running requests."""
-    finished: float = state["traffic"]["finished_output_tokens"]
-    return finished + float(state["in_flight"]["generated_tokens"])
 
 
 def _is_error(line: str) -> bool:

@@ -39,20 +39,24 @@ def replica_state(
     values: dict[str, Any] = {}
     buckets: dict[str, dict[str, float]] = defaultdict(dict)
     sums: dict[str, float] = {}
-    scraped_at: float | None = None
+    stamps: set[float] = set()
     for one in series:
         number = _number(one.value)
         if number is None:
             detail = f"{one.labels.get('__name__', one.query)} is {one.value}"
             return Absent(AbsenceReason.NOT_A_NUMBER, SOURCE, detail)
         if one.query == SCRAPE_TIME:
-            scraped_at = number
+            stamps.add(number)
         elif one.query == DOWN:
             return Absent(AbsenceReason.MISSING, SOURCE, "its scrape fails (up is 0)")
         else:
             _take(one, number, values, buckets, sums)
-    if scraped_at is None:
+    if not stamps:
         return Absent(AbsenceReason.MISSING, SOURCE, "not scraped")
+    scraped_at = min(stamps)
+    if len(stamps) > 1:
+        # The next pass reads it whole; until then what was known stays.
+        return Absent(AbsenceReason.MISSING, SOURCE, "scraped while it was read", scraped_at)
     try:
         _put_histograms(values, buckets, sums)
         values.update(

@@ -275,7 +275,7 @@ async def test_an_empty_answer_is_no_error_and_no_value() -> None:
     async with FakePrometheus(empty) as fake:
         gateway = gateway_for(fake.url)
         assert await gateway.read_all() == []
-        assert fake.asked == len(queries())
+        assert fake.asked == len(queries()) + 1  # the scrape times twice
         gateway.close()
 
 
@@ -352,6 +352,15 @@ def test_absences_have_their_reasons() -> None:
     assert infinite.reason is AbsenceReason.NOT_A_NUMBER
     down = absence(scraped, series(DOWN, "0"))
     assert down.reason is AbsenceReason.MISSING
+
+
+def test_what_was_scraped_while_it_was_read_is_of_no_one_time() -> None:
+    """Counters of one scrape under the time of the next would double the rate after it."""
+    found = absence(series(SCRAPE_TIME, "1000"), series(SCRAPE_TIME, "1005"))
+    assert found.reason is AbsenceReason.MISSING
+    assert "scraped while" in str(found)
+    same = absence(series(SCRAPE_TIME, "1000"), series(SCRAPE_TIME, "1000"))
+    assert "scraped while" not in str(same)
 
 
 def test_a_histogram_that_lacks_a_bucket_is_partial() -> None:

@@ -148,9 +148,14 @@ class PrometheusGateway:
                 raise PrometheusError(
                     f"{self._what}: all {THREADS} threads hang in earlier queries"
                 )
-            answers = await asyncio.gather(
-                *(self._ask(name, query) for name, query in self._queries.items())
+            # Before and after the rest: a Pod that was scraped meanwhile has two scrape times, and
+            # counters of either. Under the wrong time they would show twice the rate, or half.
+            stamp = self._queries[SCRAPE_TIME]
+            first = await self._ask(SCRAPE_TIME, stamp)
+            rest = await asyncio.gather(
+                *(self._ask(n, query) for n, query in self._queries.items() if n != SCRAPE_TIME)
             )
+            answers = [first, *rest, await self._ask(SCRAPE_TIME, stamp)]
         except PrometheusError:
             self.breaker.failed()
             raise

@@ -22,7 +22,6 @@ from kvscaler.traffic import (
     Signal,
     TrafficWindow,
 )
-from kvscaler.traffic.window import RECENT_SECONDS
 
 from tests.core.scaling.small_fleet import limits
 
@@ -56,20 +55,22 @@ def traffic(
     level: float = 0.0,
     short: float | None = None,
     *,
+    burst: float | None = None,
     refused: float = 0.0,
     coverage: float = 1.0,
     lengths: LengthStatistics | None = LENGTHS,
     now: float = NOW,
 ) -> Present[TrafficWindow]:
-    """A window with that many requests per second over 45 s and over 12 s."""
+    """A window with that many requests per second over 45 s, over 12 s and over 4 s."""
     recent = level if short is None else short
+    newest = recent if burst is None else burst
     window = TrafficWindow(
         time=now,
         coverage=coverage,
         covered_seconds=600.0,
-        arrivals_short=Rate(12.0 * recent, 12.0),
-        arrivals_level=Rate(33.0 * level + 12.0 * recent, 45.0),
-        arrivals_recent=tuple(Rate(s * recent, s) for s in RECENT_SECONDS),
+        arrivals_burst=Rate(4.0 * newest, 4.0),
+        arrivals_short=Rate(8.0 * recent + 4.0 * newest, 12.0),
+        arrivals_level=Rate(33.0 * level + 8.0 * recent + 4.0 * newest, 45.0),
         arrival_buckets=(),
         arrival_prompt_mean_tokens=100.0,
         arrival_max_tokens_mean=128.0,

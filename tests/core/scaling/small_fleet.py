@@ -153,8 +153,6 @@ class Replica:
 class SmallFleet:
     """The service, its observer and its decisions."""
 
-    replica_type: type[Replica] = Replica
-
     def __init__(
         self,
         seed: int,
@@ -204,7 +202,7 @@ class SmallFleet:
     def start(self, ready_in: float) -> None:
         self.names += 1
         self.replicas.append(
-            self.replica_type(
+            Replica(
                 f"pod-{self.names}",
                 self.now,
                 self.usable,

@@ -55,13 +55,29 @@ def test_the_message_has_the_numbers_their_age_and_the_runner_up():
 
 
 def test_a_step_is_taken_from_12_s_only_when_counts_can_mean_it():
-    assert arrivals(Rate(4, 12), Rate(12, 45)).window_seconds == 45
-    step = arrivals(Rate(36, 12), Rate(46, 45))
+    assert arrivals(Rate(12, 45), Rate(4, 12)).window_seconds == 45
+    step = arrivals(Rate(46, 45), Rate(36, 12))
     assert step.window_seconds == 12
-    # The mean of which 36 or more come once in six times, as one standard error: about 36 - √36.
-    assert step.per_second == pytest.approx(30.031 / 12, rel=1e-4)
-    assert arrivals(Rate(1, 12), Rate(1, 45)).window_seconds == 45
+    assert step.per_second == pytest.approx((36 - 6) / 12)
+    assert arrivals(Rate(1, 45), Rate(1, 12)).window_seconds == 45
     assert arrivals(Rate(3, 5), Rate(3, 5)) is None
+
+
+def test_a_jump_that_has_just_begun_is_taken_from_4_s():
+    begun = arrivals(Rate(21, 45), Rate(11, 12), Rate(9, 4))
+    assert begun.window_seconds == 4
+    assert begun.per_second == pytest.approx((9 - 3) / 4)
+    # At 0.3 a second, seven within 4 s come about by themselves.
+    assert arrivals(Rate(19, 45), Rate(9, 12), Rate(7, 4)).window_seconds == 45
+
+
+def test_the_last_4_s_count_for_the_first_answer_only():
+    jump = traffic(level=0.3, short=0.3, burst=4.0)
+    first = settle(seen=jump)
+    assert first.desired_replicas > 1
+    assert "over 4 s" in first.message
+    under_way = settle(seen=jump, pods=fleet(READY, WARMING))
+    assert under_way.desired_replicas == 2
 
 
 def test_a_queue_asks_for_more_before_arrivals_can_tell():

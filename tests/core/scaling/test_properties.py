@@ -124,7 +124,11 @@ def test_more_traffic_never_asks_for_fewer(spec, room, seen, factor, ready):
     def scaled(rate):
         return replace(rate, count=rate.count * factor)
 
-    steady = replace(window, arrivals_short=replace(window.arrivals_short, count=0.0))
+    none = {
+        "arrivals_burst": replace(window.arrivals_burst, count=0.0),
+        "arrivals_short": replace(window.arrivals_short, count=0.0),
+    }
+    steady = replace(window, **none)
     more = replace(steady, arrivals_level=scaled(window.arrivals_level))
     low, high = needs(steady), needs(more)
     for constraint in (Constraint.MEMORY, Constraint.DECODE_COMPUTE):

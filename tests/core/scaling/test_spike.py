@@ -30,6 +30,21 @@ def test_a_spike_of_two_and_a_half_replicas_is_met_and_left_again(seed):
     assert direction_changes([d.desired_replicas for d in service.decisions]) <= 3
 
 
+def test_most_spikes_are_answered_within_6_s_of_their_first_request():
+    took = []
+    for seed in range(12):
+        service = SmallFleet(seed, SPEC)
+        service.run(90.0, service.rate_for(0.15))
+        before = service.target
+        for second in range(1, 31):
+            service.run(1.0, service.rate_for(2.5))
+            if service.target > before:
+                took.append(second)
+                break
+    assert len(took) == 12
+    assert sorted(took)[9] <= 6, took
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_more_is_asked_for_within_3_s_of_queue_growth(seed):
     service = SmallFleet(seed, SPEC, prompt=(40, 100), output=(30, 90))
