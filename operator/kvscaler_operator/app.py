@@ -187,6 +187,7 @@ class Operator:
             pods = {uid_of(pod) for pod in self.caches[PODS].all()}
             writers.drainer.keep(pods)
             writers.limits.keep(pods)
+            self.signals.keep_services({uid_of(o) for o in self.caches[INFERENCE_SERVICES].all()})
             writers.children.keep({uid_of(o) for r in CHILDREN for o in self.caches[r].all()})
 
     def _add_checks(self, elector: LeaseElector, workers: Workers, relist: Relist) -> None:

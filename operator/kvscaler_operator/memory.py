@@ -53,6 +53,8 @@ class ServiceMemory:
 
     def learn(self, replicas: Iterable[Replica], states: Iterable[Signal[ReplicaState]]) -> None:
         """Take in starts that were seen to end, and what replicas say about model and dtype."""
+        replicas = tuple(replicas)
+        self._warming &= {replica.uid for replica in replicas}
         for replica in replicas:
             if replica.phase is ReplicaPhase.WARMING:
                 self._warming.add(replica.uid)

@@ -5,7 +5,6 @@ Prometheus and one asked directly give the same facts. What lacks a series that 
 partial, what holds NaN is not a number: neither is filled with zeros.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from kvscaler.traffic import AbsenceReason, Absent, Present, Signal
 from pydantic import ValidationError
 
 from kvscaler_operator.gateways.prometheus import DOWN, SCRAPE_TIME, Series
+from kvscaler_operator.gateways.sidecar import LARGEST_NUMBER
 
 SOURCE = "prometheus"
 PodKey = tuple[str, str]
@@ -85,14 +85,17 @@ def _take(
     labels = one.labels
     match one.query:
         case "buckets":
-            buckets[labels["__name__"].removesuffix("_bucket")][labels["le"]] = number
+            name = labels.get("__name__", "").removesuffix("_bucket")
+            buckets[name][labels.get("le", "")] = number
         case "sums":
-            sums[labels["__name__"].removesuffix("_sum")] = number
+            sums[labels.get("__name__", "").removesuffix("_sum")] = number
         case "blocks":
-            state = labels.get("state", "")
-            _put(values, f"occupancy.{state}_blocks", number)
+            # Such labels are keys, never paths: they are whatever the Pod exports.
+            blocks = values.setdefault("occupancy", {})
+            blocks[f"{labels.get('state', '')}_blocks"] = _whole(number)
         case "refused":
-            _put(values, f"traffic.refused.{labels.get('reason', '')}", number)
+            refused = values.setdefault("traffic", {}).setdefault("refused", {})
+            refused[labels.get("reason", "")] = _whole(number)
         case "drain":
             _put(values, "drain.phase", labels.get("phase", ""))
         case "executor":
@@ -131,14 +134,18 @@ def _number(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    return value if abs(value) <= LARGEST_NUMBER else None
 
 
 def _put(values: dict[str, Any], path: str, value: Any) -> None:
     *parents, last = path.split(".")
     for name in parents:
         values = values.setdefault(name, {})
-    values[last] = int(value) if isinstance(value, float) and value.is_integer() else value
+    values[last] = _whole(value) if isinstance(value, float) else value
+
+
+def _whole(number: float) -> int | float:
+    return int(number) if number.is_integer() else number
 
 
 def _put_histograms(

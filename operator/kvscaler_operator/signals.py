@@ -133,6 +133,11 @@ class SignalStore:
         """Forget a service."""
         self._services.pop(service_uid, None)
 
+    def keep_services(self, service_uids: Collection[str]) -> None:
+        """Forget services that are gone: an answer under way may come after `forget`."""
+        for gone in set(self._services) - set(service_uids):
+            del self._services[gone]
+
 
 def _changed(before: ReplicaState, after: ReplicaState) -> bool:
     return before.model_copy(update={"observed_at": after.observed_at}) != after

@@ -103,6 +103,7 @@ class FakeSidecar:
         self.limits_puts: list[AdmissionLimits] = []
         self.drain_puts: list[bool] = []
         self.raw: bytes | None = None
+        self.raw_headers: dict[str, str] = {}
         """Sent instead of the state, if set."""
         self.hang = False
         self.redirect = False
@@ -136,7 +137,8 @@ class FakeSidecar:
         if self.redirect:
             raise web.HTTPFound("http://127.0.0.1:1/")
         if self.raw is not None:
-            return web.Response(body=self.raw, content_type="application/json")
+            headers = {"Content-Type": "application/json", **self.raw_headers}
+            return web.Response(body=self.raw, headers=headers)
         if self.state is None:
             raise web.HTTPServiceUnavailable
         state = self.state.model_copy(

@@ -6,13 +6,16 @@ from typing import Any
 import pytest
 from kvscaler.models import catalogue
 from kvscaler.scaling import ReplicaPhase
+from kvscaler.traffic import AbsenceReason, Absent
 from kvscaler_api.reasons import Reason
 from kvscaler_api.service import InferenceService
 from kvscaler_api.status_budget import FactsSource
 from kvscaler_operator.assess import Assessment, assess
 from kvscaler_operator.cache import ObjectCache
+from kvscaler_operator.memory import ServiceMemory
 from kvscaler_operator.observe import Fleet, observe_fleet
 from kvscaler_operator.resources import DEPLOYMENTS, PODS, REPLICA_SETS, Object
+from kvscaler_operator.signals import SignalPath, SignalStore
 
 from tests.controller.virtual_time import run
 from tests.controller.world import service_object
@@ -179,3 +182,18 @@ def test_facts_that_are_not_understood_are_an_obstacle() -> None:
 def test_a_named_card_brings_its_own_memory() -> None:
     found = assessed(accelerator={"name": "nvidia-l40s", "resourceName": "nvidia.com/gpu"})
     assert found.memory_bytes is not None and found.memory_bytes > 40 << 30
+
+
+def test_what_is_remembered_of_pods_and_services_leaves_with_them() -> None:
+    memory = ServiceMemory()
+    warming = fleet_of(pod("a", status={"phase": "Pending"}), pod("b", status={"phase": "Pending"}))
+    memory.learn(warming.replicas, ())
+    memory.learn(fleet_of(pod("b", status={"phase": "Pending"})).replicas, ())
+    assert memory._warming == {"uid-b"}
+    signals = SignalStore([SignalPath.DIRECT])
+    silent = Absent(AbsenceReason.MISSING, "direct")
+    for service in ("here", "gone"):
+        signals.forget(service)
+        signals.observe(service, "pod", SignalPath.DIRECT, silent)  # its answer was on the way
+    signals.keep_services({"here"})
+    assert signals._services.keys() == {"here"}

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kvscaler.protocol.drain import DrainPhase, DrainReport
 from kvscaler.protocol.limits import LimitsReport
+from kvscaler.protocol.metrics import STATE_METRICS
 from kvscaler.protocol.state import Histogram, InFlight, ReplicaState, TrafficCounters
 from kvscaler.traffic import AbsenceReason, Absent, Present, Signal
 from kvscaler_operator.gateways.breaker import Breaker, BreakerState
@@ -373,3 +376,37 @@ def test_a_histogram_that_lacks_a_bucket_is_partial() -> None:
 
 def test_series_without_target_labels_belong_to_nobody() -> None:
     assert by_pod([Series("blocks", {"pod": "chat-1"}, "1"), Series("blocks", {}, "1")]) == {}
+
+
+HOSTILE = ("", ".", "a", "a.b", "a_blocks.c", "capacity.kv_blocks", "NaN", "counts")
+
+
+hostile_series = st.builds(
+    lambda query, value, labels: series(query, value, **labels),
+    st.sampled_from(sorted(queries())),
+    st.sampled_from(["0", "1", "3", "0.5", "-1", "NaN", "+Inf", "1e308", "x"]),
+    st.dictionaries(
+        st.sampled_from(["__name__", "le", "state", "reason", "phase", "hash", "mode"]),
+        st.sampled_from([*HOSTILE, *(metric.name for metric in STATE_METRICS[:8])]),
+    ),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(hostile_series, max_size=8))
+def test_no_label_or_value_that_a_pod_exports_breaks_the_reader(found: list[Series]) -> None:
+    """One Pod's page is read with all others': an error would end the operator for all services."""
+    signal = state_of([series(SCRAPE_TIME, "1000"), *found])
+    assert isinstance(signal, Present | Absent)
+
+
+def test_reasons_with_dots_are_keys_and_not_paths() -> None:
+    found = [
+        series(SCRAPE_TIME, "1000"),
+        series("refused", "1", reason="a"),
+        series("refused", "2", reason="a.b"),
+        series("blocks", "1", state="x"),
+        series("blocks", "2", state="x_blocks.y"),
+        series("buckets", "2", __name__="kvscaler_queue_wait_seconds_bucket"),
+    ]
+    assert absence(*found).reason is AbsenceReason.PARTIAL

@@ -1,6 +1,7 @@
 """What a sidecar can answer, and what the operator makes of it."""
 
 import asyncio
+import gzip
 import json
 import time
 from collections.abc import AsyncIterator
@@ -62,6 +63,24 @@ async def test_a_hanging_sidecar_costs_its_time_limit_and_no_more(
     begun = time.monotonic()
     assert await fault_of(gateway, endpoint(sidecar)) is Fault.TIMEOUT
     assert time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize("number", [b"1" + b"0" * 400, b"1e300", b"-1e31"])
+async def test_a_number_beyond_all_measure_is_none(
+    sidecar: FakeSidecar, gateway: SidecarGateway, number: bytes
+) -> None:
+    sidecar.raw = b'{"traffic": {"arrivals": ' + number + b"}}"
+    assert await fault_of(gateway, endpoint(sidecar)) is Fault.NOT_A_NUMBER
+
+
+async def test_compressed_answers_are_not_unpacked(
+    sidecar: FakeSidecar, gateway: SidecarGateway
+) -> None:
+    """A small answer must not become a large one before it is counted."""
+    assert sidecar.state is not None
+    sidecar.raw = gzip.compress(sidecar.state.model_dump_json().encode())
+    sidecar.raw_headers = {"Content-Encoding": "gzip"}
+    assert await fault_of(gateway, endpoint(sidecar)) is Fault.MALFORMED
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,9 @@ ENOUGH_FINISHED = 30
 MAX_AGE_SECONDS = 20.0
 """Age at which a replica's last reading no longer speaks for it: four scrapes of 5 s."""
 
+MOST_READINGS = 1024
+"""Of one replica. A window keeps far fewer, but nobody may ask for one for days."""
+
 Reading = Callable[[TrafficCounters], float]
 Span = tuple[float, float, float]
 """From, to (Unix seconds) and the events counted in between."""
@@ -65,6 +68,8 @@ class SampleHistory:
                     last.time,
                 )
         kept.append(sample)
+        if len(kept) > MOST_READINGS:
+            self.prune(sample.time)
         return Present(sample, sample.source, sample.time)
 
     def prune(self, now: float) -> None:

@@ -160,3 +160,13 @@ def test_buckets_never_hold_more_than_was_counted(steps):
     found = window(history, time, "a")
     assert sum(b.count for b in found.arrival_buckets) <= counted + 1e-6
     assert found.arrivals_short.count <= found.arrivals_level.count + 1e-6 <= counted + 1e-6
+
+
+def test_readings_that_nobody_asks_for_do_not_pile_up():
+    """A paused service is observed for days, and no window of it is ever made."""
+    history = SampleHistory()
+    steady(history, "gone", 0.0, 10.0, 2.0)
+    steady(history, "a", 0.0, 5000.0, 2.0)
+    assert sum(len(kept) for kept in history._samples.values()) <= 1025
+    assert "gone" not in history._samples
+    assert window(history, 5000.0, "a").arrivals_level.per_second == pytest.approx(2.0)
