@@ -17,7 +17,11 @@ SIGTERM = "sigterm"
 
 
 class Drain:
-    """The phase of this process. Thread-safe; time comes from `clock` (unix seconds)."""
+    """The phase of this process. Thread-safe.
+
+    Times are measured by `clock`, which must never be set: a step of the wall clock would end a
+    drain early and break its streams. `unix_clock` only says when it began.
+    """
 
     def __init__(
         self,
@@ -25,13 +29,16 @@ class Drain:
         timeout_seconds: float,
         live_requests: Callable[[], int],
         clock: Callable[[], float],
+        unix_clock: Callable[[], float],
     ) -> None:
         self._linger_seconds = linger_seconds
         self._timeout_seconds = timeout_seconds
         self._live_requests = live_requests
         self._clock = clock
+        self._unix_clock = unix_clock
         self._lock = Lock()
         self._since: float | None = None
+        self._since_unix: float | None = None
         self._reason = ""
         self._sigterm_at: float | None = None
 
@@ -42,7 +49,7 @@ class Drain:
         """
         with self._lock:
             if self._since is None:
-                self._since = self._clock()
+                self._since, self._since_unix = self._clock(), self._unix_clock()
             if self._sigterm_at is not None:
                 return
             self._reason = reason
@@ -56,7 +63,7 @@ class Drain:
         with self._lock:
             if self._sigterm_at is not None:
                 return False
-            self._since, self._reason = None, ""
+            self._since, self._since_unix, self._reason = None, None, ""
             return True
 
     @property
@@ -89,7 +96,7 @@ class Drain:
         """For `/state` and the admin API."""
         return DrainReport(
             phase=self.phase,
-            since=self._since,
+            since=self._since_unix,
             live_requests=self._live_requests(),
             reason=self._reason,
         )

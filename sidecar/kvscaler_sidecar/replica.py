@@ -111,6 +111,7 @@ class Replica:
             self._settings.drain_linger_seconds,
             self._settings.drain_timeout_seconds,
             lambda: self._api.live_requests,
+            time.monotonic,
             time.time,
         )
         return self.drain

@@ -18,6 +18,8 @@ from kvscaler_sidecar.executors.seam import SampledToken, SamplingParams, TokenL
 
 NUCLEUS_CANDIDATES = 512
 """Top-p looks at this many best tokens first and sorts the whole vocabulary only if it must."""
+COLDEST = 1e-5
+"""A lower temperature is greedy: logits divided by it overflow, and draws from NaN are garbage."""
 
 
 @dataclass(slots=True)
@@ -56,7 +58,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledTok
     for index, row in enumerate(rows):
         _penalize(logits[index], row)
     chosen: list[int] = torch.argmax(logits, dim=-1).tolist()
-    drawn = [index for index, row in enumerate(rows) if row.params.temperature > 0]
+    drawn = [index for index, row in enumerate(rows) if row.params.temperature >= COLDEST]
     for start in range(0, len(drawn), RANDOM_ROWS):
         part = drawn[start : start + RANDOM_ROWS]
         for index, token in zip(part, _draw(logits[part], [rows[i] for i in part]), strict=True):

@@ -71,7 +71,8 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt; special tokens that the text spells out are understood."""
-        ids: list[int] = self._backend.encode(text).ids
+        # By the batch, since only that lets other threads run meanwhile.
+        ids: list[int] = self._backend.encode_batch_fast([text])[0].ids
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kvscaler_sidecar.server.errors import Refusal
 from kvscaler_sidecar.server.schema import parse_chat, parse_completion
+from pydantic import ValidationError
 
 from tests.sidecar.replicas import MODEL, Running, eventually, running
 
@@ -277,3 +280,70 @@ async def test_a_long_prompt_is_tokenized_in_a_thread_and_refused(tmp_path: Path
         answer = await replica.complete("x" * 300_000)
     assert answer.status_code == 413
     assert "300000 tokens" in answer.json()["error"]["message"]
+
+
+HALF_PAIR = b"\xed\xa0\x80"  # U+D800 as UTF-8 would have it, if it were a character
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "m", "prompt": "a' + HALF_PAIR + b'"}',
+        '{"model": "m", "prompt": "a\ud800"}'.encode("utf-16-le", "surrogatepass"),
+        r'{"model": "m", "prompt": "a\ud800"}'.encode("utf-16-le"),
+        rb'{"model": "m", "prompt": "a\uD800"}',
+    ],
+)
+def test_text_that_is_no_unicode_is_no_json(body: bytes) -> None:
+    with pytest.raises(Refusal) as raised:
+        parse_completion(body)
+    assert raised.value.status == 400
+    assert "not valid JSON" in raised.value.message
+
+
+def test_half_a_surrogate_pair_in_a_chat_is_refused() -> None:
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "' + HALF_PAIR + b'"}]}'
+    with pytest.raises(Refusal) as raised:
+        parse_chat(body)
+    assert raised.value.status == 400
+
+
+@pytest.mark.parametrize("wrong", [-1, [-1], None, {}])
+def test_a_list_is_judged_by_its_first_wrong_item(wrong: object) -> None:
+    """An error for each of a million items took minutes and gigabytes, and with them the replica."""
+    body = json.dumps({"model": "m", "prompt": [wrong] * 100_000}).encode()
+    tracemalloc.start()
+    with pytest.raises(Refusal) as raised:
+        parse_completion(body)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert raised.value.status == 400
+    assert peak_bytes < 20 * len(body)
+
+
+def test_messages_are_judged_by_the_first_wrong_one() -> None:
+    for wrong in ({}, {"role": "user", "content": [{}] * 1000}):
+        body = json.dumps({"model": "m", "messages": [wrong] * 100}).encode()
+        with pytest.raises(Refusal) as raised:
+            parse_chat(body)
+        assert raised.value.status == 400
+        assert isinstance(raised.value.__context__, ValidationError)
+        assert raised.value.__context__.error_count() <= 3
+
+
+async def test_a_long_chat_is_rendered_beside_the_event_loop(tmp_path: Path) -> None:
+    threads: list[threading.Thread] = []
+
+    def render(messages: object) -> str:
+        threads.append(threading.current_thread())
+        return "x" * 200
+
+    async with running(tmp_path) as replica:
+        serving = replica.replica._serving
+        assert serving is not None
+        serving.text.render_chat = render  # type: ignore[method-assign]
+        path = "/v1/chat/completions"
+        for messages in (CHAT_OK["messages"], CHAT_OK["messages"] * 500):
+            answer = await replica.post(path, {"model": MODEL, "messages": messages})
+            assert answer.status_code == 413
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ class Clock:
 
 
 def make_drain(live: list[int], clock: Clock) -> Drain:
-    return Drain(15, 600, lambda: live[0], clock)
+    return Drain(15, 600, lambda: live[0], clock, lambda: 1.8e9)
 
 
 def test_phases_follow_time_and_live_requests() -> None:
@@ -39,6 +40,28 @@ def test_phases_follow_time_and_live_requests() -> None:
     live[0] = 0
     assert drain.phase is DrainPhase.EMPTY
     assert not drain.over, "only SIGTERM ends a process"
+
+
+def test_a_drain_says_when_it_began_by_the_wall_clock() -> None:
+    clock = Clock()
+    drain = make_drain([1], clock)
+    drain.begin(ADMIN)
+    assert drain.report().since == 1.8e9
+    drain.cancel()
+    assert drain.report().since is None
+
+
+async def test_a_drain_lasts_as_long_when_the_wall_clock_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that is put right by an hour must not end streams at once."""
+    async with running(tmp_path, drain_linger_seconds="1") as replica:
+        replica.replica.drain.begin(ADMIN)
+        ahead = time.time() + 3600
+        with monkeypatch.context() as set_clock:
+            set_clock.setattr(time, "time", lambda: ahead)
+            phase = replica.replica.drain.phase
+    assert phase is DrainPhase.LINGERING
 
 
 def test_sigterm_leaves_streams_their_full_time_even_after_a_long_drain() -> None:

@@ -26,6 +26,13 @@ def test_greedy_takes_the_best() -> None:
     assert set(drawn(5, temperature=0.0, top_p=0.01)) == {0}
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-40, 1e-6])
+@pytest.mark.parametrize("more", [{}, {"top_p": 0.5}, {"top_k": 3}])
+def test_a_temperature_next_to_zero_is_greedy(temperature: float, more: dict[str, float]) -> None:
+    """Divided by it, logits are infinite; the draw then was the last token of the vocabulary."""
+    assert set(drawn(5, temperature=temperature, **more)) == {0}
+
+
 def test_draws_follow_the_probabilities() -> None:
     tokens = drawn(4000, temperature=1.0)
     for token, expected in enumerate(PROBABILITIES):

@@ -23,6 +23,8 @@ from kvscaler_sidecar.server.exchange import ClientGone, Exchange
 
 INLINE_TOKENIZE_CHARACTERS = 2000
 """Longer texts are tokenized in a thread: the event loop answers probes meanwhile."""
+INLINE_MESSAGES = 20
+"""Longer chats are rendered in a thread too."""
 MAX_SEQUENCES_PER_REQUEST = 128
 
 
@@ -46,6 +48,16 @@ async def tokenize(encode: Callable[[str], list[int]], text: str) -> list[int]:
     if len(text) <= INLINE_TOKENIZE_CHARACTERS:
         return encode(text)
     return await asyncio.to_thread(encode, text)
+
+
+async def render(
+    render_chat: Callable[[Sequence[dict[str, str]]], str], messages: Sequence[dict[str, str]]
+) -> str:
+    """The prompt of a chat, without holding up the event loop."""
+    characters = sum(len(message["content"]) for message in messages)
+    if len(messages) <= INLINE_MESSAGES and characters <= INLINE_TOKENIZE_CHARACTERS:
+        return render_chat(messages)
+    return await asyncio.to_thread(render_chat, messages)
 
 
 def check_length(

@@ -26,6 +26,7 @@ from kvscaler_sidecar.server.generate import (
     Wanted,
     new_request_id,
     now,
+    render,
     tokenize,
 )
 from kvscaler_sidecar.server.schema import (
@@ -195,7 +196,7 @@ class OpenAIServer:
         self._check_model(request.model)
         messages = [{"role": m.role, "content": m.text} for m in request.messages]
         try:
-            text = serving.text.render_chat(messages)
+            text = await render(serving.text.render_chat, messages)
         except ChatTemplateError as error:
             raise Refusal(
                 RefusalReason.INVALID_REQUEST, f"These messages make no prompt: {error}", "messages"
