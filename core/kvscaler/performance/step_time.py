@@ -93,6 +93,11 @@ class StepTimeModel:
             raise ValueError(f"no steady state at a utilization of {utilization:.2f}")
         return self.base_seconds / (1.0 - utilization)
 
+    def time_alone_per_token_seconds(self, work: RequestWork) -> float:
+        """Time per output token of a request that has a replica to itself."""
+        mine = self.decode_work_seconds(work) / max(1.0, work.output_mean_tokens)
+        return self.base_seconds + mine
+
     def residence_seconds(
         self, work: RequestWork, utilization: float, hit_share: float = 0.0
     ) -> float:

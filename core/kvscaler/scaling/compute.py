@@ -5,10 +5,11 @@ with ρ the share of time that requests' own work takes, so a target bounds ρ a
 Planning for 0.8 of the target leaves room for what the steady state does not show.
 """
 
-from kvscaler.performance.step_time import MAX_UTILIZATION, RequestWork
+from kvscaler.performance.step_time import MAX_UTILIZATION
 from kvscaler.scaling.capacity import ReplicaCapacity
 from kvscaler.scaling.decision import Candidate, Constraint, Input
 from kvscaler.scaling.demand import Demand
+from kvscaler.scaling.operating import request_work
 from kvscaler.scaling.rounding import replicas_for
 from kvscaler.scaling.spec import ScalingSpec
 
@@ -22,14 +23,7 @@ def decode_compute(
     window, rate, model = demand.window, demand.arrivals, capacity.step_time
     if window is None or rate is None or model is None or window.lengths is None:
         return None
-    lengths = window.lengths
-    work = RequestWork(
-        lengths.prompt_mean_tokens,
-        lengths.prompt_second_moment,
-        lengths.output_mean_tokens,
-        lengths.output_second_moment,
-        lengths.prompt_output_mean,
-    )
+    work = request_work(window.lengths)
     hits = window.prefix_hit_share or 0.0
     seconds = model.work_seconds(work, hits)
     if seconds <= 0:

@@ -63,7 +63,7 @@ def decide(
 
     `occupancy` is keyed by Pod UID; a ready replica that is not in it counts as missing.
     """
-    look = demand(traffic, occupancy, fleet, now)
+    look = demand(traffic, occupancy, fleet, capacity)
     candidates, unknown = candidates_for(spec, capacity, look, fleet, now)
     at = _Situation(spec, capacity, traffic, occupancy, fleet, now, look, candidates, unknown)
     held = at.clamp(max(history.last_desired, fleet.target_replicas))

@@ -1,55 +1,15 @@
 """What the constraints share: the arrival rate that counts, live load, backlog, and their ages."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvscaler.protocol.state import OccupancyReport
+from kvscaler.scaling.arrivals import MIN_RATE_SECONDS, Arrivals, arrivals
+from kvscaler.scaling.capacity import ReplicaCapacity
 from kvscaler.scaling.fleet import FleetView, ReplicaPhase
+from kvscaler.scaling.operating import lengths_when_full
 from kvscaler.traffic.signal import Absent, Present, Signal
-from kvscaler.traffic.window import LEVEL_SECONDS, Rate, TrafficWindow
-
-STEP_SIGMAS = 4.0
-"""Standard errors by which recent arrivals must exceed the time before to count as a step."""
-MIN_RATE_SECONDS = 10.0
-"""Arrivals over less than this are no rate yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arrivals:
-    """The arrival rate that sizing uses, requests per second, and which window it is from."""
-
-    per_second: float
-    window_seconds: float
-    step: bool
-
-
-def arrivals(level: Rate, *recent: Rate) -> Arrivals | None:
-    """Level over 45 s, or a recent window that shows a step up; `None` before there is a rate.
-
-    At a few requests per minute, 12 s of counts swing by half without any change, so a step has to
-    exceed what the time before explains by four standard errors, and is believed only up to one
-    standard error below what it shows (so is a level that is not yet watched for 45 s, in part).
-    One is added under the root, so that a single request after silence is no step.
-    """
-    if level.seconds < MIN_RATE_SECONDS:
-        return None
-    doubt = math.sqrt(level.count) * (1.0 - min(1.0, level.seconds / LEVEL_SECONDS))
-    steady = Arrivals((level.count - doubt) / level.seconds, level.seconds, step=False)
-    steps = [step for window in recent if (step := _step(window, level)) is not None]
-    return max([steady, *steps], key=lambda found: found.per_second)
-
-
-def _step(recent: Rate, level: Rate) -> Arrivals | None:
-    """The rate of a recent window, if it exceeds what the rest of the level explains."""
-    before_seconds = level.seconds - recent.seconds
-    if before_seconds < MIN_RATE_SECONDS or recent.seconds <= 0:
-        return None
-    expected = (level.count - recent.count) / before_seconds * recent.seconds
-    if recent.count <= expected + STEP_SIGMAS * math.sqrt(expected + 1.0):
-        return None
-    believed = (recent.count - math.sqrt(recent.count)) / recent.seconds
-    return Arrivals(believed, recent.seconds, step=True)
+from kvscaler.traffic.window import LengthStatistics, TrafficWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,21 +69,29 @@ class Demand:
     window: TrafficWindow | None
     live: LiveLoad | None
     why_unknown: str
+    lengths: LengthStatistics | None = None
+    """Lengths with block-seconds as on a full replica, which is what fleets are sized by."""
 
     @property
     def block_seconds(self) -> float | None:
-        """E∫s dt per request, when enough requests have finished to know it."""
+        """E∫s dt per request on a full replica, when enough have finished to know it."""
+        if self.lengths is None or self.lengths.block_seconds <= 0:
+            return None
+        return self.lengths.block_seconds
+
+    @property
+    def measured_block_seconds(self) -> float | None:
+        """E∫s dt per request as replicas measured it, under the load that they had."""
         if self.window is None or self.window.lengths is None:
             return None
-        value = self.window.lengths.block_seconds
-        return value if value > 0 else None
+        return self.window.lengths.block_seconds
 
     @property
     def residence_seconds(self) -> float | None:
         """Time that a request holds blocks, as (E∫s dt)² / E∫s² dt: exact for a constant s."""
-        if self.block_seconds is None or self.window is None or self.window.lengths is None:
+        if self.block_seconds is None or self.lengths is None:
             return None
-        squared = self.window.lengths.block_squared_seconds
+        squared = self.lengths.block_squared_seconds
         return self.block_seconds**2 / squared if squared > 0 else None
 
     @property
@@ -150,26 +118,22 @@ def demand(
     traffic: Signal[TrafficWindow],
     occupancy: Mapping[str, Signal[OccupancyReport]],
     fleet: FleetView,
-    now: float,
+    capacity: Signal[ReplicaCapacity],
 ) -> Demand:
-    """Demand from the two signals.
-
-    A jump fills 12 s only after 12 s, and is sized too small before. So the last 4 s count too, but
-    only for the first answer: of all windows of 4 s in a spike, the fullest says half as much again
-    as is true.
-    """
+    """Demand from the signals."""
     live = live_load(occupancy, fleet)
     if isinstance(traffic, Absent):
         return Demand(None, None, live, f"traffic is {traffic}")
     window = traffic.value
-    recent = [window.arrivals_short]
-    if not fleet.scaled_up_within(now, LEVEL_SECONDS):
-        recent.append(window.arrivals_burst)
-    rate = arrivals(window.arrivals_level, *recent)
+    rate = arrivals(window.arrivals_level, window.arrivals_short, *window.arrivals_recent)
     why = ""
     if rate is None:
         seconds = window.arrivals_level.seconds
         why = f"traffic was watched for {seconds:.0f} s, a rate needs {MIN_RATE_SECONDS:.0f} s"
     elif window.lengths is None:
         why = "too few requests have finished to know their length"
-    return Demand(rate, window, live, why)
+    lengths = window.lengths
+    if lengths is not None and isinstance(capacity, Present):
+        room, hits = capacity.value, window.prefix_hit_share or 0.0
+        lengths = lengths_when_full(lengths, room.step_time, room.usable_blocks, hits)
+    return Demand(rate, window, live, why, lengths)

@@ -11,29 +11,21 @@ of arrivals mean anything: it asks for half as many replicas more, once per roun
 the next round needs is then known from arrivals, and the old queue drains meanwhile.
 """
 
-import math
-
+from kvscaler.scaling.arrivals import highest_rate
 from kvscaler.scaling.capacity import ReplicaCapacity
 from kvscaler.scaling.decision import Candidate, Constraint, Input
 from kvscaler.scaling.demand import Demand
 from kvscaler.scaling.fleet import FleetView, ReplicaPhase
+from kvscaler.scaling.operating import ROOM_SIGMAS, share_per_replica
 from kvscaler.scaling.rounding import replicas_for
 from kvscaler.traffic.window import LengthStatistics
 
-ROOM_SIGMAS = 0.7
-"""z: square-root staffing. At the highest permitted load about a third of the requests wait for a
-moment (Halfin and Whitt 1981: 1/(1 + z·Φ(z)/φ(z))); more room costs replicas at every hour."""
-BELIEVED_SIGMAS = 2.0
+POSSIBLE_SIGMAS = 2.0
+"""Standard errors above the last 12 s of arrivals that a queue may still ask for."""
 TOLERATED_WAIT_SECONDS = 2.0
 """A queue that the fleet admits within this is no evidence of want."""
 DRAIN_SECONDS = 60.0
 """Least time over which a backlog is planned to go: Pods that arrive after it went help nobody."""
-
-
-def share_per_replica(usable_blocks: float, request_blocks: float, sigmas: float) -> float:
-    """Largest y with y + sigmas·√(y·request_blocks) <= usable_blocks."""
-    root = sigmas * math.sqrt(request_blocks)
-    return ((-root + math.sqrt(root * root + 4.0 * usable_blocks)) / 2.0) ** 2
 
 
 def memory(
@@ -58,19 +50,23 @@ def _needed(capacity: ReplicaCapacity, lengths: LengthStatistics, per_second: fl
 
 def _from_arrivals(capacity: ReplicaCapacity, demand: Demand, now: float) -> Candidate | None:
     window, rate, each = demand.window, demand.arrivals, demand.block_seconds
-    if window is None or rate is None or each is None or window.lengths is None:
+    if window is None or rate is None or each is None or demand.lengths is None:
         return None
     usable = capacity.usable_blocks
     age = now - window.time
     mean = rate.per_second * each
-    needed = _needed(capacity, window.lengths, rate.per_second)
+    needed = _needed(capacity, demand.lengths, rate.per_second)
     replicas = replicas_for(needed)
+    measured = demand.measured_block_seconds
+    known = f"{age:.0f} s old"
+    if measured is not None and measured != each:
+        known = f"on a full replica; {measured:.1f} measured, {known}"
     return Candidate(
         Constraint.MEMORY,
         replicas,
         needed,
         f"{rate.per_second:.2f} req/s over {rate.window_seconds:.0f} s x {each:.1f} blocks·s"
-        f" ({age:.0f} s old) is {mean:.0f} blocks in use; with room for bursts that needs"
+        f" ({known}) is {mean:.0f} blocks in use; with room for bursts that needs"
         f" {needed:.1f} replicas of {usable} blocks",
         (
             Input("arrivals", rate.per_second, "requests/s", age),
@@ -135,11 +131,10 @@ def _live_bound(capacity: ReplicaCapacity, demand: Demand, fleet: FleetView, now
     if fleet.scaled_up_within(now, DRAIN_SECONDS):
         return float(max(fleet.supply, 1))
     window = demand.window
-    if window is None or window.lengths is None or demand.block_seconds is None:
+    if window is None or demand.lengths is None or demand.block_seconds is None:
         return 2.0 * ready
     short = window.arrivals_short
     if short.seconds <= 0:
         return 2.0 * ready
-    highest = (short.count + BELIEVED_SIGMAS * (math.sqrt(short.count) + 1.0)) / short.seconds
-    could_need = _needed(capacity, window.lengths, highest)
-    return max(float(ready), min(could_need, ready + max(1.0, ready / 2)))
+    could_need = _needed(capacity, demand.lengths, highest_rate(short, POSSIBLE_SIGMAS))
+    return max(float(ready), min(could_need, float(ready + max(1, ready // 2))))

@@ -16,8 +16,8 @@ from kvscaler.traffic.samples import TrafficSample
 from kvscaler.traffic.signal import AbsenceReason, Absent, Present, Signal
 from kvscaler.traffic.window import (
     BUCKET_SECONDS,
-    BURST_SECONDS,
     LEVEL_SECONDS,
+    RECENT_SECONDS,
     SHORT_SECONDS,
     WINDOW_SECONDS,
     Rate,
@@ -128,9 +128,11 @@ class SampleHistory:
             time=time,
             coverage=coverage,
             covered_seconds=max(0.0, upto - since),
-            arrivals_burst=_rate(arrivals, max(since, upto - BURST_SECONDS), upto),
             arrivals_short=_rate(arrivals, short, upto),
             arrivals_level=_rate(arrivals, level, upto),
+            arrivals_recent=tuple(
+                _rate(arrivals, max(since, upto - seconds), upto) for seconds in RECENT_SECONDS
+            ),
             arrival_buckets=_buckets(arrivals, since, upto),
             arrival_prompt_mean_tokens=_mean(sums.arrival_prompt_tokens, sums.arrivals),
             arrival_max_tokens_mean=_mean(sums.arrival_max_tokens, sums.arrivals),

@@ -17,6 +17,12 @@ def subtract(later: Histogram, earlier: Histogram) -> Histogram:
     )
 
 
+def mean_seconds(histogram: Histogram) -> float | None:
+    """Mean of what was observed; `None` without observations."""
+    count = sum(histogram.counts)
+    return histogram.sum_seconds / count if count else None
+
+
 def total(histograms: Iterable[Histogram]) -> Histogram:
     """The sum of histograms over replicas or periods."""
     everything = list(histograms)

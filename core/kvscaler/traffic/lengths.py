@@ -17,6 +17,7 @@ counts. With few finished neither is known, so 1/F is added: the doubt errs on t
 """
 
 from kvscaler.protocol.state import InFlight, TrafficCounters
+from kvscaler.traffic.latency import mean_seconds
 from kvscaler.traffic.window import LengthBasis, LengthStatistics
 
 MIN_FINISHED = 3
@@ -58,4 +59,5 @@ def length_statistics(sums: TrafficCounters, in_flight: InFlight) -> LengthStati
         finished=n,
         basis=LengthBasis.FINISHED if factor == 1.0 else LengthBasis.CENSORED,
         output_correction=factor,
+        time_per_output_token_seconds=mean_seconds(sums.time_per_output_token),
     )

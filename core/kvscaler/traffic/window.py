@@ -11,11 +11,13 @@ from enum import StrEnum
 from kvscaler.protocol.state import Histogram
 from kvscaler.traffic.latency import quantile_seconds, share_within
 
-BURST_SECONDS = 4.0
 SHORT_SECONDS = 12.0
 LEVEL_SECONDS = 45.0
 BUCKET_SECONDS = 15.0
 WINDOW_SECONDS = 600.0
+RECENT_SECONDS = (2.0, 3.0, 4.0, 6.0, 8.0, 18.0, 27.0)
+"""Windows beside the last 12 s that are searched for a step up: short ones see a large one early, long
+ones a small one at all, and go on to see one that half of the level is in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class LengthStatistics:
     """Finished requests that these moments rest on."""
     basis: LengthBasis
     output_correction: float
+    time_per_output_token_seconds: float | None = None
+    """Mean over the same requests, which says how busy replicas were; `None` with none seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +80,12 @@ class TrafficWindow:
     time: float
     coverage: float
     covered_seconds: float
-    arrivals_burst: Rate
-    """Over the last 4 s."""
     arrivals_short: Rate
     """Over the last 12 s."""
     arrivals_level: Rate
     """Over the last 45 s."""
+    arrivals_recent: tuple[Rate, ...]
+    """Over each of `RECENT_SECONDS`, as far as they are covered."""
     arrival_buckets: tuple[Rate, ...]
     """Complete 15 s buckets over at most 10 minutes, oldest first."""
     arrival_prompt_mean_tokens: float | None

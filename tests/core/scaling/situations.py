@@ -22,6 +22,7 @@ from kvscaler.traffic import (
     Signal,
     TrafficWindow,
 )
+from kvscaler.traffic.window import RECENT_SECONDS
 
 from tests.core.scaling.small_fleet import limits
 
@@ -64,13 +65,20 @@ def traffic(
     """A window with that many requests per second over 45 s, over 12 s and over 4 s."""
     recent = level if short is None else short
     newest = recent if burst is None else burst
+
+    def last(seconds: float) -> Rate:
+        oldest = max(0.0, seconds - 12.0)
+        middle = max(0.0, min(seconds, 12.0) - 4.0)
+        count = oldest * level + middle * recent + min(seconds, 4.0) * newest
+        return Rate(count, seconds)
+
     window = TrafficWindow(
         time=now,
         coverage=coverage,
         covered_seconds=600.0,
-        arrivals_burst=Rate(4.0 * newest, 4.0),
-        arrivals_short=Rate(8.0 * recent + 4.0 * newest, 12.0),
-        arrivals_level=Rate(33.0 * level + 8.0 * recent + 4.0 * newest, 45.0),
+        arrivals_short=last(12.0),
+        arrivals_level=last(45.0),
+        arrivals_recent=tuple(last(seconds) for seconds in RECENT_SECONDS),
         arrival_buckets=(),
         arrival_prompt_mean_tokens=100.0,
         arrival_max_tokens_mean=128.0,

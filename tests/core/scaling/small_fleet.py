@@ -153,6 +153,8 @@ class Replica:
 class SmallFleet:
     """The service, its observer and its decisions."""
 
+    replica_type: type[Replica] = Replica
+
     def __init__(
         self,
         seed: int,
@@ -202,7 +204,7 @@ class SmallFleet:
     def start(self, ready_in: float) -> None:
         self.names += 1
         self.replicas.append(
-            Replica(
+            self.replica_type(
                 f"pod-{self.names}",
                 self.now,
                 self.usable,

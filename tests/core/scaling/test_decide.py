@@ -58,7 +58,8 @@ def test_a_step_is_taken_from_12_s_only_when_counts_can_mean_it():
     assert arrivals(Rate(12, 45), Rate(4, 12)).window_seconds == 45
     step = arrivals(Rate(46, 45), Rate(36, 12))
     assert step.window_seconds == 12
-    assert step.per_second == pytest.approx((36 - 6) / 12)
+    # The mean of which 36 or more come once in six times, as one standard error: about 36 - √36.
+    assert step.per_second == pytest.approx(30.031 / 12, rel=1e-4)
     assert arrivals(Rate(1, 45), Rate(1, 12)).window_seconds == 45
     assert arrivals(Rate(3, 5), Rate(3, 5)) is None
 
@@ -66,7 +67,8 @@ def test_a_step_is_taken_from_12_s_only_when_counts_can_mean_it():
 def test_a_jump_that_has_just_begun_is_taken_from_4_s():
     begun = arrivals(Rate(21, 45), Rate(11, 12), Rate(9, 4))
     assert begun.window_seconds == 4
-    assert begun.per_second == pytest.approx((9 - 3) / 4)
+    # One standard error for 12 s is 1.6 for the best of three windows of 4 s.
+    assert begun.per_second == pytest.approx(4.74 / 4, rel=1e-2)
     # At 0.3 a second, seven within 4 s come about by themselves.
     assert arrivals(Rate(19, 45), Rate(9, 12), Rate(7, 4)).window_seconds == 45
 

@@ -125,8 +125,8 @@ def test_more_traffic_never_asks_for_fewer(spec, room, seen, factor, ready):
         return replace(rate, count=rate.count * factor)
 
     none = {
-        "arrivals_burst": replace(window.arrivals_burst, count=0.0),
         "arrivals_short": replace(window.arrivals_short, count=0.0),
+        "arrivals_recent": (),
     }
     steady = replace(window, **none)
     more = replace(steady, arrivals_level=scaled(window.arrivals_level))

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 from kvscaler.protocol.refusals import RefusalReason
 from kvscaler.protocol.state import InFlight, TrafficCounters
 from kvscaler.traffic import AbsenceReason, Absent, Present, SampleHistory, TrafficSample
+from kvscaler.traffic.window import RECENT_SECONDS
 
 
 def sample(pod: str, time: float, arrivals: int, started: float = 0.0, **more) -> TrafficSample:
@@ -28,9 +29,10 @@ def test_rates_come_from_differences_of_counters():
     history = SampleHistory()
     steady(history, "a", 0.0, 100.0, 2.0)
     found = window(history, 100.0, "a")
-    assert found.arrivals_burst.count == pytest.approx(8)
     assert found.arrivals_short.count == pytest.approx(24)
     assert found.arrivals_level.per_second == pytest.approx(2.0)
+    assert [r.seconds for r in found.arrivals_recent] == list(RECENT_SECONDS)
+    assert all(r.per_second == pytest.approx(2.0) for r in found.arrivals_recent)
     assert [round(b.count) for b in found.arrival_buckets] == [30] * 6
     assert found.coverage == 1.0
 
