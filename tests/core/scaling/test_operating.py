@@ -154,3 +154,17 @@ def test_arrivals_that_prove_three_replicas_ask_for_three_at_once():
     decision = settle(room=room, seen=traffic(level=0.29, short=2.08, lengths=seen))
     assert decision.binding_constraint is Constraint.MEMORY
     assert decision.desired_replicas == 3
+
+
+def test_a_burst_that_has_passed_keeps_no_replicas_beyond_the_window():
+    service = SteppingFleet(3, ScalingSpec(1, 8, stabilization_seconds=30.0))
+    service.run(60.0, CALM)
+    service.run(4.0, 6.0)
+    burst = service.now
+    service.run(25.0, CALM)
+    assert service.target > 1
+    service.run(90.0, CALM)
+    assert service.target == 1
+    # The level of 45 s holds the burst at first, and so does the queue that it left.
+    last = max(d.time for d in service.decisions if d.desired_replicas > 1)
+    assert last - burst <= 30.0 + 45.0
