@@ -84,7 +84,12 @@ class SignalStore:
                 known[path] = signal
             return isinstance(known[path], Absent) and not isinstance(before, Absent)
         if isinstance(before, Present) and before.time >= signal.time:
-            return False
+            if path is not SignalPath.DIRECT or before.time - signal.time <= self.max_age_seconds:
+                return False
+            # Direct answers are timed by our own clock: it was set back. What came before seems to
+            # be from the future, would refuse all news and never grow stale: start over.
+            service = self._services[service_uid] = _Service()
+            known, before = service.states.setdefault(pod_uid, {}), None
         taken = service.history.observe(
             TrafficSample.from_state(signal.value, signal.time, signal.source)
         )

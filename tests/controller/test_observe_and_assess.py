@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from kvscaler.models import catalogue
 from kvscaler.scaling import ReplicaPhase
-from kvscaler.traffic import AbsenceReason, Absent
+from kvscaler.traffic import AbsenceReason, Absent, Present
 from kvscaler_api.reasons import Reason
 from kvscaler_api.service import InferenceService
 from kvscaler_api.status_budget import FactsSource
@@ -17,6 +17,7 @@ from kvscaler_operator.observe import Fleet, observe_fleet
 from kvscaler_operator.resources import DEPLOYMENTS, PODS, REPLICA_SETS, Object
 from kvscaler_operator.signals import SignalPath, SignalStore
 
+from tests.controller.sidecars import make_state
 from tests.controller.virtual_time import run
 from tests.controller.world import service_object
 
@@ -197,3 +198,27 @@ def test_what_is_remembered_of_pods_and_services_leaves_with_them() -> None:
         signals.observe(service, "pod", SignalPath.DIRECT, silent)  # its answer was on the way
     signals.keep_services({"here"})
     assert signals._services.keys() == {"here"}
+
+
+def test_a_clock_that_is_set_back_freezes_no_state() -> None:
+    signals = SignalStore([SignalPath.DIRECT], max_age_seconds=20.0)
+
+    def answer(pod: str, now: float) -> bool:
+        state = make_state("service", pod, pod, started_at=1.0, observed_at=now)
+        return signals.observe("service", pod, SignalPath.DIRECT, Present(state, "direct", now))
+
+    for pod_uid in ("a", "b"):
+        answer(pod_uid, 10_000.0)
+    assert not answer("a", 9_990.0), "a little jitter is an old answer"
+    assert answer("a", 6_400.0)
+    assert answer("b", 6_400.5)
+    for pod_uid in ("a", "b"):
+        found = signals.state("service", pod_uid, 6_401.0)
+        assert isinstance(found, Present)
+        assert found.time < 6_401.0
+        gone_silent = signals.state("service", pod_uid, 6_430.0)
+        assert isinstance(gone_silent, Absent)
+        assert gone_silent.reason is AbsenceReason.STALE
+    window = signals.window("service", ["a", "b"], 6_401.0)
+    assert isinstance(window, Present)
+    assert window.time < 6_401.0
