@@ -233,6 +233,15 @@ def judge(
     ]  # fmt: skip
 
 
+def operator_restarts(pod: dict[str, Any]) -> list[str]:
+    """Restarts of the operator's containers, in words: a log begins anew with each of them."""
+    return [
+        f"container {c['name']} restarted {c['restartCount']} times: {c.get('lastState')}"
+        for c in pod["status"]["containerStatuses"]
+        if c["restartCount"]
+    ]
+
+
 def timeline(samples: list[Sample], start: float) -> list[dict[str, Any]]:
     """Samples as flat rows, times relative to `start`."""
     rows = []

@@ -278,7 +278,8 @@ class Demo:
             f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods/{pod['metadata']['name']}/log"
         )
         (self.out / "operator.log").write_text(text)
-        return [line for line in text.splitlines() if _is_error(line)]
+        errors = [line for line in text.splitlines() if _is_error(line)]
+        return report.operator_restarts(pod) + errors
 
     async def _report(self, kube: Kube, observer: Observer, traffic: Traffic,
                       phases: list[Phase], start: float, speed: dict[str, float],

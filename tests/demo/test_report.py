@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hack.demo.observe import Observer, PodSample, Sample
-from hack.demo.report import Objectives, Phase, by_phase, judge, scale_up
+from hack.demo.report import Objectives, Phase, by_phase, judge, operator_restarts, scale_up
 from hack.demo.traffic import Request, Result
 
 PHASES = [
@@ -114,3 +114,13 @@ def test_attainment_counts_refused_and_slow_requests_as_misses():
     assert spike["offered"] == 4
     assert spike["attainment"] == 0.5
     assert spike["refused"] == 1
+
+
+def test_a_restarted_operator_does_not_hide_its_errors_in_a_fresh_log():
+    def pod_of(restarts):
+        return {"status": {"containerStatuses": [{"name": "operator", "restartCount": restarts}]}}
+
+    assert operator_restarts(pod_of(0)) == []
+    (words,) = operator_restarts(pod_of(2))
+    assert "operator restarted 2 times" in words
+    assert failed(errors=operator_restarts(pod_of(2))) == ["the operator"]
