@@ -292,6 +292,15 @@ def test_equal_content_gets_an_equal_tag(
     assert build.build_all()["operator"] == images["operator"].reference
 
 
+@pytest.fixture
+def images_restored(node: Node, images: dict[str, StoredImage]) -> Iterator[None]:
+    """Gives this tree's images back after a test that crowds them out: later tests run them."""
+    yield
+    assert build.build_all() == {name: image.reference for name, image in images.items()}
+    node.import_images(image.reference for image in images.values())
+
+
+@pytest.mark.usefixtures("images_restored")
 def test_an_image_that_a_container_uses_stays_when_it_is_old(
     node: Node, images: dict[str, StoredImage], changed_tree: Path
 ) -> None:
