@@ -14,6 +14,7 @@ from localcluster.handle import ClusterHandle
 CHART = Path(__file__).parents[2] / "charts" / "kvscaler"
 CRD = "inferenceservices.kvscaler.io"
 OPERATOR = "app.kubernetes.io/component=operator"
+OWNER = ("meta.helm.sh/release-name", "meta.helm.sh/release-namespace")
 Object = dict[str, Any]
 
 
@@ -24,6 +25,7 @@ class Release:
         self, cluster: ClusterHandle, images: Mapping[str, str], namespace: str, name: str
     ) -> None:
         self.cluster, self.namespace, self.name = cluster, namespace, name
+        self._former_owner: dict[str, str | None] = {}
         operator, sidecar = (images[image].rsplit(":", 1) for image in ("operator", "sidecar"))
         self.values: Object = {
             "image": {"repository": operator[0], "tag": operator[1]},
@@ -101,16 +103,27 @@ class Release:
         )
 
     def adopt_definition(self) -> None:
-        """Make a definition that an earlier release kept, maybe in another namespace, this one's."""
-        if self.cluster.try_kubectl("get", "crd", CRD).returncode != 0:
-            return
-        owner, where = (
-            "app.kubernetes.io/managed-by=Helm",
-            f"meta.helm.sh/release-namespace={self.namespace}",
+        """Make a definition that an earlier release kept, maybe in another namespace, this one's.
+
+        helm takes no object over from another release, not even from one that is gone.
+        """
+        done = self.cluster.try_kubectl("get", "crd", CRD, "--output=json")
+        if done.returncode == 0:
+            annotations = json.loads(done.stdout)["metadata"].get("annotations") or {}
+            self._former_owner = {key: annotations.get(key) for key in OWNER}
+            self._own_definition({OWNER[0]: self.name, OWNER[1]: self.namespace})
+
+    def return_definition(self) -> None:
+        """Give an adopted definition back to the release that it was kept from."""
+        if self._former_owner:
+            self._own_definition(self._former_owner)
+
+    def _own_definition(self, owner: Mapping[str, str | None]) -> None:
+        self.cluster.kubectl(
+            "label", "crd", CRD, "app.kubernetes.io/managed-by=Helm", "--overwrite"
         )
-        name = f"meta.helm.sh/release-name={self.name}"
-        self.cluster.kubectl("label", "crd", CRD, owner, "--overwrite")
-        self.cluster.kubectl("annotate", "crd", CRD, where, name, "--overwrite")
+        words = [f"{key}={value}" if value else f"{key}-" for key, value in owner.items()]
+        self.cluster.kubectl("annotate", "crd", CRD, *words, "--overwrite")
 
 
 def errors(log: str) -> list[str]:

@@ -39,6 +39,7 @@ def release(
     yield made
     cluster.try_kubectl("delete", KIND, "--all", "--all-namespaces", "--timeout=60s")
     made.uninstall()
+    made.return_definition()
 
 
 def service(namespace: str, name: str = "chat") -> Object:

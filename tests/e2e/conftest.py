@@ -29,6 +29,7 @@ def release(cluster: ClusterHandle, images: Mapping[str, str]) -> Iterator[Relea
         yield made
         cluster.try_kubectl("delete", "kvis", "--all", "-A", "--timeout=60s")
         made.uninstall()
+        made.return_definition()
     if not definition_was_there:
         cluster.kubectl("delete", "crd", CRD, "--ignore-not-found", "--timeout=60s")
 
