@@ -59,6 +59,9 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
+    def least_tokens(self, text: str) -> int:
+        return -(-len(text) // 10_000)  # a loose bound, as real ones are
+
     def token_text(self, token_id: int) -> str:
         return bytes([token_id]).decode(errors="replace")
 

@@ -347,3 +347,31 @@ async def test_a_long_chat_is_rendered_beside_the_event_loop(tmp_path: Path) -> 
             answer = await replica.post(path, {"model": MODEL, "messages": messages})
             assert answer.status_code == 413
     assert [thread is threading.main_thread() for thread in threads] == [True, False]
+
+
+async def test_what_can_not_fit_is_refused_before_it_is_encoded(tmp_path: Path) -> None:
+    """Encoding takes 200 times a text's memory: a prompt of 8 MB would end the replica."""
+    encoded: list[int] = []
+
+    def encode(text: str) -> list[int]:
+        encoded.append(len(text))
+        return list(text.encode())
+
+    async with running(tmp_path) as replica:
+        serving = replica.replica._serving
+        assert serving is not None
+        serving.text.encode = encode  # type: ignore[method-assign]
+        long = "x" * 2_000_000
+        chat = {"model": MODEL, "messages": [{"role": "user", "content": long}]}
+        for path, body in (
+            ("/v1/completions", {"model": MODEL, "prompt": long}),
+            ("/v1/chat/completions", chat),
+        ):
+            status, (reason, error) = await refused(replica, body, path)
+            assert (status, reason) == (413, "ContextTooLong")
+            assert "or more; this model's maximum context length is 128" in error["message"]
+        many = {"model": MODEL, "prompt": ["a"] * 129}
+        assert (await refused(replica, many))[0] == 400
+        assert encoded == []
+        assert (await replica.complete("abc", max_tokens=2)).status_code == 200
+    assert encoded == [3]

@@ -161,3 +161,17 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("[")
     with pytest.raises(TokenizerError, match=r"tokenizer_config\.json"):
         HuggingFaceTokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", *MIXED, " " * 1000, "<|endoftext|>" * 50, "=" * 500])
+def test_the_least_number_of_tokens_is_never_more_than_there_are(text: str) -> None:
+    assert TOKENIZER.least_tokens(text) <= len(TOKENIZER.encode(text))
+
+
+@given(st.text())
+def test_no_text_has_fewer_tokens_than_the_least(text: str) -> None:
+    assert TOKENIZER.least_tokens(text) <= len(TOKENIZER.encode(text))
+
+
+def test_the_least_number_of_tokens_grows_with_the_text() -> None:
+    assert TOKENIZER.least_tokens("a b " * 100_000) > 4000

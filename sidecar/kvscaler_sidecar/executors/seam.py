@@ -113,6 +113,10 @@ class Tokenizer(Protocol):
         """Token ids of a prompt; special tokens that the text spells out are understood."""
         ...
 
+    def least_tokens(self, text: str) -> int:
+        """At least so many tokens `encode` would give, known without encoding."""
+        ...
+
     def token_text(self, token_id: int) -> str:
         """The text of one token by itself."""
         ...

@@ -14,7 +14,14 @@ from kvscaler_sidecar.executors.seam import Tokenizer
 from kvscaler_sidecar.server.errors import Refusal, error_body
 from kvscaler_sidecar.server.exchange import Exchange
 from kvscaler_sidecar.server.format import ChoiceText, Shape, Usage
-from kvscaler_sidecar.server.generate import Submitter, Wanted, admitted, check_length, make_jobs
+from kvscaler_sidecar.server.generate import (
+    Submitter,
+    Wanted,
+    admitted,
+    check_length,
+    make_jobs,
+    tokenize,
+)
 from kvscaler_sidecar.server.schema import ChatRequest, CompletionRequest
 
 Events = AsyncIterator[tuple[int, Event]]
@@ -27,6 +34,20 @@ class Serving:
     engine: Submitter
     text: Tokenizer
     max_context_tokens: int
+
+    async def encode(self, text: str, param: str) -> list[int]:
+        """Token ids of a prompt. One that can't fit the context is refused before it is encoded,
+        which would take much more memory than the text."""
+        least = self.text.least_tokens(text)
+        if least >= self.max_context_tokens:
+            raise Refusal(
+                RefusalReason.CONTEXT_TOO_LONG,
+                f"The prompt has {least} tokens or more; this model's maximum context length is "
+                f"{self.max_context_tokens} tokens, with room for at least one output token. "
+                "Send a shorter prompt.",
+                param=param,
+            )
+        return await tokenize(self.text.encode, text)
 
     def check_length(self, prompt_tokens: int, output_tokens: int | None, param: str) -> int:
         """`generate.check_length` for this replica."""

@@ -117,16 +117,22 @@ class Wanted:
     arrival_seconds: float
 
 
-def make_jobs(wanted: Wanted, mailbox: Mailbox) -> list[Job]:
-    """One job per prompt and choice; choice i of a seeded request is seeded with seed + i."""
-    total = len(wanted.prompts) * wanted.choices
+def check_sequences(prompts: int, choices: int) -> int:
+    """Sequences of a request; too many are refused, best before any prompt is looked at."""
+    total = prompts * choices
     if total > MAX_SEQUENCES_PER_REQUEST:
         raise Refusal(
             RefusalReason.INVALID_REQUEST,
-            f"{len(wanted.prompts)} prompts with n={wanted.choices} are {total} sequences; "
+            f"{prompts} prompts with n={choices} are {total} sequences; "
             f"one request may have {MAX_SEQUENCES_PER_REQUEST}.",
             param="n",
         )
+    return total
+
+
+def make_jobs(wanted: Wanted, mailbox: Mailbox) -> list[Job]:
+    """One job per prompt and choice; choice i of a seeded request is seeded with seed + i."""
+    total = check_sequences(len(wanted.prompts), wanted.choices)
     jobs: list[Job] = []
     pairs = itertools.product(range(len(wanted.prompts)), range(wanted.choices))
     for index, (prompt, choice) in enumerate(pairs):

@@ -24,10 +24,10 @@ from kvscaler_sidecar.server.exchange import ClientGone, Exchange, HeldBytes
 from kvscaler_sidecar.server.format import ChatShape, CompletionShape
 from kvscaler_sidecar.server.generate import (
     Wanted,
+    check_sequences,
     new_request_id,
     now,
     render,
-    tokenize,
 )
 from kvscaler_sidecar.server.schema import (
     ChatRequest,
@@ -166,10 +166,11 @@ class OpenAIServer:
         serving = self._ready()
         request, body_bytes, arrival = await self._read(exchange, parse_completion)
         self._check_model(request.model)
+        check_sequences(len(request.prompts), request.n)
         prompts: list[list[int]] = []
         for prompt in request.prompts:
             if isinstance(prompt, str):
-                prompts.append(await tokenize(serving.text.encode, prompt))
+                prompts.append(await serving.encode(prompt, "prompt"))
             else:
                 prompts.append(_checked_ids(prompt, serving.text.vocab_size))
         if not prompts:
@@ -201,7 +202,7 @@ class OpenAIServer:
             raise Refusal(
                 RefusalReason.INVALID_REQUEST, f"These messages make no prompt: {error}", "messages"
             ) from error
-        prompt = await tokenize(serving.text.encode, text)
+        prompt = await serving.encode(text, "messages")
         limit = serving.check_length(len(prompt), request.output_limit, "messages")
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
         wanted = Wanted(
