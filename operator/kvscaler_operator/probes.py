@@ -59,7 +59,7 @@ class HttpServers:
         self._registry = registry
         self._runners: list[web.AppRunner] = []
         self.ports: dict[str, int] = {}
-        """Ports in use by name, for port 0."""
+        """Ports in use by name (IPv4's where there is one), for port 0."""
 
     async def start(self, probe_port: int, metrics_port: int) -> None:
         """Listen on both ports."""
@@ -81,7 +81,9 @@ class HttpServers:
         await runner.setup()
         self._runners.append(runner)
         await web.TCPSite(runner, port=port).start()
-        self.ports[name] = runner.addresses[0][1]
+        # Port 0 gives IPv4 and IPv6 a port each, in no fixed order; IPv6 addresses are 4-tuples.
+        ipv4 = [address for address in runner.addresses if len(address) == 2]
+        self.ports[name] = (ipv4 or runner.addresses)[0][1]
 
     def _answer(self, checks: dict[str, Check]) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(_: web.Request) -> web.Response:
