@@ -51,12 +51,14 @@ class Demo:
         self.signal_paths, self.stop_prometheus = signal_paths, stop_prometheus
         self.keep = keep
         self.steps: dict[str, float] = {}
+        self.cluster_was_up = False
         self.example = yaml.safe_load((tree / "examples" / "smollm2.yaml").read_text("utf-8"))
         self.name: str = self.example["metadata"]["name"]
 
     async def run(self) -> dict[str, Any]:
         """Run everything; returns the report (also drawn into `out`)."""
         self.out.mkdir(parents=True, exist_ok=True)
+        self.cluster_was_up = self._cluster_is_up()
         with self._step("cluster"):
             self._tool("hack/cluster/up")
             place = json.loads(self._output("hack/cluster/status", "--json"))
@@ -127,11 +129,20 @@ class Demo:
         self._tool("hack/cluster/kubectl", "apply", "-f", "-", text=text)
 
     def _remove(self) -> None:
+        """A cluster that the demo brought up goes with all in it; another loses the demo only."""
+        if not self.cluster_was_up:
+            self._tool("hack/cluster/down")
+            return
         with suppress(subprocess.CalledProcessError):
-            self._tool("hack/cluster/kubectl", "delete", "namespace", NAMESPACE, "--timeout=90s",
+            self._tool("hack/cluster/kubectl", "delete", "namespace", NAMESPACE, "--wait=false",
                        "--ignore-not-found")  # fmt: skip
             self._tool("hack/cluster/helm", "uninstall", RELEASE, "-n", SYSTEM_NAMESPACE)
-        self._tool("hack/cluster/down")
+
+    def _cluster_is_up(self) -> bool:
+        command = [str(self.tree / "hack/cluster/status"), "--json"]
+        environment = os.environ | {"PYTHON": sys.executable}
+        asked = subprocess.run(command, env=environment, capture_output=True, check=False)
+        return asked.returncode == 0
 
     # --- the service and its traffic ---------------------------------------------------------
 
