@@ -250,3 +250,25 @@ async def running(
             executor.gate.set()
             replica.begin_end()
     await asyncio.wait_for(task, 20)
+
+
+async def state_and_metrics_under_load(tmp_path: Path) -> tuple[ReplicaState, str]:
+    """`/state` and `/metrics` of one replica that has finished, refused and held requests.
+
+    The engine stands still for both, so that they are of the same moment.
+    """
+    executor = ParrotExecutor(kv_blocks=24)
+    limits = {"charge": "WorstCase", "watermark_percent": 0, "queue_requests": 2}
+    async with running(tmp_path, executor, limits=limits) as replica:
+        await asyncio.gather(
+            *(replica.complete(f"{i:02d}" * 8, max_tokens=20) for i in range(12)),
+            replica.complete("x" * 400),
+        )
+        executor.gate.clear()
+        executor.entered.clear()
+        held = asyncio.create_task(replica.complete("held", max_tokens=8))
+        await replica.stepping()
+        state, page = replica.replica.state(), await replica.metrics()
+        executor.gate.set()
+        await held
+    return state, page

@@ -11,7 +11,7 @@ from kvscaler.protocol.metrics import (
 from kvscaler.protocol.state import Histogram, ReplicaState
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.sidecar.replicas import ParrotExecutor, running
+from tests.sidecar.replicas import ParrotExecutor, running, state_and_metrics_under_load
 
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -40,21 +40,7 @@ def expected(state: ReplicaState) -> Series:
 
 
 async def test_state_and_metrics_agree_under_load(tmp_path: Path) -> None:
-    executor = ParrotExecutor(kv_blocks=24)
-    limits = {"charge": "WorstCase", "watermark_percent": 0, "queue_requests": 2}
-    async with running(tmp_path, executor, limits=limits) as replica:
-        await asyncio.gather(
-            *(replica.complete(f"{i:02d}" * 8, max_tokens=20) for i in range(12)),
-            replica.complete("x" * 400),
-        )
-        executor.gate.clear()
-        executor.entered.clear()
-        held = asyncio.create_task(replica.complete("held", max_tokens=8))
-        await replica.stepping()
-        # The engine stands still, so a look at the one and at the other are of the same moment.
-        state, text = replica.replica.state(), await replica.metrics()
-        executor.gate.set()
-        await held
+    state, text = await state_and_metrics_under_load(tmp_path)
     found = parse(text)
     wanted = expected(state)
     assert {key: found.get(key) for key in wanted} == wanted

@@ -1,6 +1,5 @@
 """The operator's own client against a live replica: both sides of one protocol in one test."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from kvscaler_operator.keys import SigningKey
 from kvscaler_operator.scraped import replica_state
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.sidecar.replicas import ParrotExecutor, Running, running
+from tests.sidecar.replicas import Running, running, state_and_metrics_under_load
 
 
 @pytest.fixture
@@ -106,20 +105,7 @@ def scraped(text: str) -> list[Series]:
 
 
 async def test_prometheus_gives_the_operator_the_same_state(tmp_path: Path) -> None:
-    executor = ParrotExecutor(kv_blocks=24)
-    limits = {"charge": "WorstCase", "watermark_percent": 0, "queue_requests": 2}
-    async with running(tmp_path, executor, limits=limits) as replica:
-        await asyncio.gather(
-            *(replica.complete(f"{i:02d}" * 8, max_tokens=20) for i in range(12)),
-            replica.complete("x" * 400),
-        )
-        executor.gate.clear()
-        executor.entered.clear()
-        held = asyncio.create_task(replica.complete("held", max_tokens=8))
-        await replica.stepping()
-        direct, page = replica.replica.state(), await replica.metrics()
-        executor.gate.set()
-        await held
+    direct, page = await state_and_metrics_under_load(tmp_path)
     seen = replica_state(
         scraped(page),
         service_uid="service-1",
