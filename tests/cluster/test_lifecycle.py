@@ -137,11 +137,9 @@ def test_up_repairs_what_was_killed_and_else_changes_nothing(
     for number, victims in enumerate(
         (("kube-apiserver",), ("kubelet", "kube-proxy", "kube-scheduler"), ("etcd", "containerd"))
     ):
-        by_name = {path.name: pid for pid, path in processes.running(layout.state).items()}
-        doomed = [by_name[victim] for victim in victims]
-        for pid in doomed:
-            os.kill(pid, signal.SIGKILL)
-        steps.wait_until(lambda: not any(map(alive, doomed)), "they are dead", 5)  # noqa: B023
+        by_name = {path.name: path for path in processes.running(layout.state).values()}
+        for victim in victims:
+            processes.end(layout.state, by_name[victim], signal.SIGKILL)
 
         assert lifecycle.up(tree, "trial") == layout
         assert lifecycle.is_healthy(layout)

@@ -5,10 +5,11 @@ looking at /proc: true after a crash, a kill -9 or a reboot, and never somebody 
 """
 
 import os
+import select
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from localcluster.steps import ClusterError, wait_until
@@ -107,23 +108,45 @@ def end(
 ) -> None:
     """Signal the cluster's process of `executable`, and wait until it has ended."""
     pid = find(state, executable)
-    if pid is not None:
+    if pid is None:
+        return
+    with _handle(pid) as ended:
         with suppress(ProcessLookupError):
             os.kill(pid, how)
-    wait_until(
-        lambda: find(state, executable) is None, f"{executable.name} has ended", timeout_seconds
-    )
+        wait_until(ended, f"{executable.name} has ended", timeout_seconds)
 
 
 def end_all(state: Path, timeout_seconds: float = 10) -> None:
     """Kill every process of the cluster and wait until the last one has gone."""
+    with ExitStack() as handles:
+        watched: dict[int, Callable[[], bool]] = {}
 
-    def all_gone() -> bool:
-        left = running(state)
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        _attached[:] = [child for child in _attached if child.poll() is None]  # reaps the others
-        return not left
+        def all_gone() -> bool:
+            left = running(state)
+            for pid in left:
+                if pid not in watched:
+                    watched[pid] = handles.enter_context(_handle(pid))
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            _attached[:] = [child for child in _attached if child.poll() is None]  # reaps them
+            return not left and all(ended() for ended in watched.values())
 
-    wait_until(all_gone, f"the processes of {state} have ended", timeout_seconds)
+        wait_until(all_gone, f"the processes of {state} have ended", timeout_seconds)
+
+
+@contextmanager
+def _handle(pid: int) -> Iterator[Callable[[], bool]]:
+    """Whether process `pid` has ended with all that it held, asked of the kernel.
+
+    /proc forgets a killed process (its environment first) some time before its last thread has
+    closed its sockets; who starts a successor at once would find the port still in use.
+    """
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        yield lambda: True
+        return
+    try:
+        yield lambda: bool(select.select([handle], [], [], 0)[0])
+    finally:
+        os.close(handle)
