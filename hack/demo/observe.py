@@ -30,6 +30,8 @@ class PodSample:
     terminating: bool
     restarts: int
     last_termination: str
+    started_at: str | None
+    """When its container started, in whole seconds."""
     ready_since: str | None
     state: dict[str, Any] | None
 
@@ -136,6 +138,14 @@ class Observer:
             terminating="deletionTimestamp" in item["metadata"],
             restarts=sum(c.get("restartCount", 0) for c in containers),
             last_termination="; ".join(terminations),
+            started_at=next(
+                (
+                    c["state"]["running"]["startedAt"]
+                    for c in containers
+                    if "running" in c.get("state", {})
+                ),
+                None,
+            ),
             ready_since=ready.get("lastTransitionTime") if ready["status"] == "True" else None,
             state=state,
         )

@@ -23,7 +23,7 @@ def pod(name, reserved, ready=True, finished=0):
         "capacity": {"kv_blocks": CAPACITY},
         "traffic": {"finished": finished, "finished_block_seconds": 40.0 * finished},
     }
-    return PodSample(name, name, "10.0.0.1", ready, False, 0, "", None, state)
+    return PodSample(name, name, "10.0.0.1", ready, False, 0, "", None, None, state)
 
 
 def sample(at, desired, pods, constraint="Memory"):
