@@ -11,9 +11,11 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 LIMIT_OVERRIDES = frozenset(
     {"charge", "watermark_percent", "queue_requests", "queue_tokens", "queue_bytes"}
@@ -72,6 +74,22 @@ def _switch(text: str) -> bool:
     return table[text.lower()]
 
 
+def _loopback(text: str) -> str:
+    url = urlsplit(text)
+    if url.scheme != "http" or url.path.strip("/") or url.query or url.username is not None:
+        raise ValueError("must be http://ADDRESS:PORT and nothing more")
+    try:
+        local = url.hostname is not None and ip_address(url.hostname).is_loopback
+    except ValueError:
+        local = False
+    if not local or not url.port:
+        raise ValueError(
+            "must have a loopback address and a port, such as http://127.0.0.1:8001: the engine "
+            "of a gate is in the same Pod and listens to nobody else"
+        )
+    return f"http://{url.netloc}"
+
+
 def _limits(text: str) -> dict[str, Any]:
     value = json.loads(text) if text.strip() else {}
     if not isinstance(value, dict):
@@ -90,12 +108,52 @@ def _option(parse: Callable[[str], Any], help_text: str, default: Any = MISSING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """All options of `kvscaler-sidecar serve`.
+class ProcessSettings:
+    """Options of every mode.
 
     The variable of an option is `KVSCALER_` and its name in capitals, its flag the name with
     dashes: `memory_bytes` is `KVSCALER_MEMORY_BYTES` and `--memory-bytes`.
     """
+
+    limits: Mapping[str, Any] = field(
+        default_factory=dict,
+        metadata={
+            "parse": _limits,
+            "help": 'admission settings as JSON, such as {"charge": "Expected"}',
+        },
+    )
+    service_uid: str = _option(str, "UID of the InferenceService", "standalone")
+    service_name: str = _option(str, "name of the InferenceService", "standalone")
+    namespace: str = _option(str, "namespace of the Pod", "default")
+    pod_uid: str = _option(str, "UID of the Pod", "standalone")
+    pod_name: str = _option(str, "name of the Pod", "standalone")
+    admin_keys_dir: Path = _option(
+        Path, "folder of public keys (*.pem) that may sign admin tokens", Path("/etc/kvscaler/keys")
+    )
+    drain_timeout_seconds: float = _option(
+        _seconds, "longest time that a drain waits for running requests", 600.0
+    )
+    drain_linger_seconds: float = _option(
+        _seconds, "time that a draining replica still accepts, until clients know", 15.0
+    )
+    max_body_bytes: int = _option(_positive, "longest request body", 8 * 1024 * 1024)
+    host: str = _option(
+        str,
+        "address to listen on; 127.0.0.1 for an engine behind a gate",
+        "0.0.0.0",  # noqa: S104
+    )
+    http_port: int = _option(_port, "port of the OpenAI API", 8000)
+    metrics_port: int = _option(_port, "port of /metrics, /state and /health", 9090)
+    admin_port: int = _option(_port, "port of the admin API", 9443)
+    log_level: str = _option(str, "debug, info, warning or error", "info")
+    termination_log: Path = _option(
+        Path, "file that gets the last words of a refused start", Path("/dev/termination-log")
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(ProcessSettings):
+    """All options of `kvscaler-sidecar serve` with our engine."""
 
     model_uri: str = _option(str, "model to serve, such as builtin://smollm2-135m")
     memory_bytes: int = _option(
@@ -114,37 +172,29 @@ class Settings:
     memory_utilization_percent: float = _option(_percent, "share of the memory to use", 90)
     accelerator: str = _option(str, "name in the accelerator table", "cpu")
     executor: str = _option(str, "what computes the steps", "Torch")
-    limits: Mapping[str, Any] = field(
-        default_factory=dict,
-        metadata={
-            "parse": _limits,
-            "help": 'admission settings as JSON, such as {"charge": "Expected"}',
-        },
-    )
     threads: int = _option(_count, "compute threads; 0 takes the CPUs of the container", 0)
-    service_uid: str = _option(str, "UID of the InferenceService", "standalone")
-    service_name: str = _option(str, "name of the InferenceService", "standalone")
-    namespace: str = _option(str, "namespace of the Pod", "default")
-    pod_uid: str = _option(str, "UID of the Pod", "standalone")
-    pod_name: str = _option(str, "name of the Pod", "standalone")
-    admin_keys_dir: Path = _option(
-        Path, "folder of public keys (*.pem) that may sign admin tokens", Path("/etc/kvscaler/keys")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateSettings(ProcessSettings):
+    """All options of `kvscaler-sidecar serve --mode gate`."""
+
+    engine_url: str = _option(
+        _loopback, "the engine behind the gate, such as http://127.0.0.1:8001"
     )
-    drain_timeout_seconds: float = _option(
-        _seconds, "longest time that a drain waits for running requests", 600.0
+    engine_metrics_url: str = _option(
+        _loopback, "where the engine's metrics pages are", "http://127.0.0.1:9091"
     )
-    drain_linger_seconds: float = _option(
-        _seconds, "time that a draining replica still accepts, until clients know", 15.0
+    engine_type: str = _option(str, "what the engine is; only Kvscaler is built", "Kvscaler")
+    engine_connect_seconds: float = _option(
+        _seconds, "time in which the engine must accept a connection", 5.0
     )
-    max_body_bytes: int = _option(_positive, "longest request body", 8 * 1024 * 1024)
-    host: str = _option(str, "address to listen on", "0.0.0.0")  # noqa: S104
-    http_port: int = _option(_port, "port of the OpenAI API", 8000)
-    metrics_port: int = _option(_port, "port of /metrics, /state and /health", 9090)
-    admin_port: int = _option(_port, "port of the admin API", 9443)
-    log_level: str = _option(str, "debug, info, warning or error", "info")
-    termination_log: Path = _option(
-        Path, "file that gets the last words of a refused start", Path("/dev/termination-log")
+    engine_silence_seconds: float = _option(
+        _seconds, "time that the engine may send nothing while it answers", 600.0
     )
+
+
+Table = TypeVar("Table", bound=ProcessSettings)
 
 
 EXAMPLES = """\
@@ -176,9 +226,9 @@ def flag_name(option: str) -> str:
     return f"--{option.replace('_', '-')}"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, table: type[ProcessSettings] = Settings) -> None:
     """Give `parser` one flag per option; values stay text until `load` parses them."""
-    for option in fields(Settings):
+    for option in fields(table):
         required = option.default is MISSING and option.default_factory is MISSING
         default = "required" if required else f"default {_shown(option.default)}"
         parser.add_argument(
@@ -202,7 +252,23 @@ def _shown(default: object) -> str:
 def load(
     flags: Mapping[str, str | None] | None = None, environment: Mapping[str, str] | None = None
 ) -> Settings:
-    """Settings from flags, then variables, then defaults.
+    """Settings of a process with our engine.
+
+    Raises `ConfigurationError` that lists everything wrong at once.
+    """
+    settings = load_table(Settings, flags, environment)
+    if not settings.served_names:
+        name = settings.model_uri.rstrip("/").rsplit("/", 1)[-1]
+        settings = replace(settings, served_names=(name,))
+    return settings
+
+
+def load_table(
+    table: type[Table],
+    flags: Mapping[str, str | None] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Table:
+    """The options of `table` from flags, then variables, then defaults.
 
     Raises `ConfigurationError` that lists everything wrong at once.
     """
@@ -210,7 +276,7 @@ def load(
     environment = os.environ if environment is None else environment
     values: dict[str, Any] = {}
     problems: list[str] = []
-    for option in fields(Settings):
+    for option in fields(table):
         text, source = flags.get(option.name), flag_name(option.name)
         if text is None:
             source = variable_name(option.name)
@@ -228,12 +294,7 @@ def load(
             problems.append(f"{source}={text!r}: {error}")
     if problems:
         raise ConfigurationError("; ".join(problems))
-    settings = Settings(**values)
-    if not settings.served_names:
-        name = settings.model_uri.rstrip("/").rsplit("/", 1)[-1]
-        values["served_names"] = (name,)
-        settings = Settings(**values)
-    return settings
+    return table(**values)
 
 
 def parse_arguments(arguments: Sequence[str]) -> Settings:

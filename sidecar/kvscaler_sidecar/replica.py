@@ -8,7 +8,6 @@ before the first request. The order at the end keeps the promise that no stream 
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
 import threading
 import time
@@ -16,21 +15,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvscaler.protocol.limits import LimitsPut, LimitsReport
-from kvscaler.protocol.refusals import RefusalReason
 from kvscaler.protocol.state import ReplicaState, StepCosts
-from kvscaler.protocol.tokens import audience
-from prometheus_client import CollectorRegistry
 
-from kvscaler_sidecar.admin.app import AdminServer, EngineUnavailable
-from kvscaler_sidecar.admin.verifier import KeyFolder, TokenVerifier
+from kvscaler_sidecar.admin.app import EngineUnavailable
 from kvscaler_sidecar.config import Settings
-from kvscaler_sidecar.drain import SIGTERM, Drain
 from kvscaler_sidecar.engine.loop import EngineLoop
 from kvscaler_sidecar.executors.seam import Executor, Tokenizer
-from kvscaler_sidecar.metrics import Latencies, StateCollector
+from kvscaler_sidecar.process import TICK_SECONDS, ServingProcess
 from kvscaler_sidecar.server.answer import Serving
-from kvscaler_sidecar.server.listeners import Listeners
-from kvscaler_sidecar.server.observe import Health, observe_app, readiness
+from kvscaler_sidecar.server.observe import Health, readiness
 from kvscaler_sidecar.server.openai import OpenAIServer
 from kvscaler_sidecar.start import EXIT_REFUSED, LOADING_THREAD, Plan, StartRefused
 from kvscaler_sidecar.state import StateBuilder
@@ -40,11 +33,8 @@ log = logging.getLogger(__name__)
 STALLED_SECONDS = 120.0
 """An engine whose loop has not turned for this long is stuck: the slowest step takes seconds."""
 ENGINE_ANSWER_SECONDS = 10.0
-TICK_SECONDS = 0.05
-STOP_GRACE_SECONDS = 5.0
 EXIT_ENGINE_FAILED = 70
 EXIT_LOAD_FAILED = 71
-EXIT_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +50,8 @@ class Loaded:
 Loader = Callable[[Settings, Plan], Loaded]
 
 
-class Replica:
-    """The process as one object; `run` is its life and returns its exit code."""
+class Replica(ServingProcess):
+    """A process with our engine in it; `run` is its life and returns its exit code."""
 
     def __init__(
         self,
@@ -70,51 +60,21 @@ class Replica:
         loader: Loader,
         sockets: dict[str, socket.socket],
     ) -> None:
+        super().__init__(settings, sockets)
         self._settings = settings
         self._plan = plan
         self._loader = loader
-        self._started_at = time.time()
         self._engine: EngineLoop | None = None
         self._serving: Serving | None = None
-        self._interrupted = False
-        self._refusals: dict[str, int] = {}
-        self._registry = CollectorRegistry()
-        self._latencies = Latencies(self._registry)
         self._state = StateBuilder(settings, plan, self._started_at)
-        self._registry.register(StateCollector(self.state, self._heartbeat_age))
-        self._api = OpenAIServer(
+        api = OpenAIServer(
             served_names=settings.served_names,
             serving=lambda: self._serving,
-            drain=self._make_drain(),
-            refused=self._count_refusal,
+            door=self._door,
             max_body_bytes=settings.max_body_bytes,
             started_at=self._started_at,
         )
-        verifier = TokenVerifier(
-            KeyFolder(settings.admin_keys_dir),
-            audience(settings.service_uid, settings.pod_uid),
-            time.time,
-        )
-        self.listeners = Listeners(
-            {
-                "http": (self._api.app(), sockets["http"]),
-                "metrics": (
-                    observe_app(self.state, self._registry, self.live, self.ready),
-                    sockets["metrics"],
-                ),
-                "admin": (AdminServer(verifier, self, self.drain).app(), sockets["admin"]),
-            }
-        )
-
-    def _make_drain(self) -> Drain:
-        self.drain = Drain(
-            self._settings.drain_linger_seconds,
-            self._settings.drain_timeout_seconds,
-            lambda: self._api.live_requests,
-            time.monotonic,
-            time.time,
-        )
-        return self.drain
+        self._listen(api.app())
 
     # What others ask
 
@@ -162,39 +122,14 @@ class Replica:
     def _heartbeat_age(self) -> float | None:
         return self._engine.heartbeat_age_seconds if self._engine is not None else None
 
-    def _count_refusal(self, reason: RefusalReason) -> None:
-        """Refusals at the door; those by admission are counted where they are decided too."""
-        self._refusals[str(reason)] = self._refusals.get(str(reason), 0) + 1
-
     # Life
 
-    async def run(self, install_signals: bool = True) -> int:
-        """Serve until a drain by SIGTERM is over; 0, or a code that says what failed."""
+    def _stopped(self) -> None:
+        if self._engine is not None:
+            self._engine.stop()
+
+    async def _serve_to_the_end(self) -> int:
         loop = asyncio.get_running_loop()
-        if install_signals:
-            loop.add_signal_handler(signal.SIGTERM, self.begin_end)
-            loop.add_signal_handler(signal.SIGINT, self._interrupt)
-        await self.listeners.start()
-        log.info("listening", extra=self.listeners.ports)
-        try:
-            return await self._serve_to_the_end(loop)
-        finally:
-            await self.listeners.stop(STOP_GRACE_SECONDS)
-            if self._engine is not None:
-                self._engine.stop()
-
-    def begin_end(self) -> None:
-        """What SIGTERM does; a second one changes nothing, and breaks no stream."""
-        if not self.drain.by_sigterm:
-            log.info("SIGTERM: draining", extra={"live": self._api.live_requests})
-        self.drain.begin(SIGTERM)
-
-    def _interrupt(self) -> None:
-        """Ctrl-C drains as SIGTERM does; a second one is a person who wants out."""
-        self._interrupted = self.drain.by_sigterm
-        self.begin_end()
-
-    async def _serve_to_the_end(self, loop: asyncio.AbstractEventLoop) -> int:
         loading = self._start_loading(loop)
         while not loading.done():
             if self.drain.by_sigterm:
@@ -237,19 +172,10 @@ class Replica:
             if engine.failure is not None:
                 self.last_words = f"the engine failed: {engine.failure}"
                 return EXIT_ENGINE_FAILED
-            if self._interrupted:
-                self.last_words = "interrupted"
-                return EXIT_INTERRUPTED
-            if self.drain.over:
-                live = self._api.live_requests
-                if live:
-                    log.warning("the drain's time is up", extra={"live": live})
-                log.info("drained", extra={"live": live})
-                return 0
+            ended = self._end()
+            if ended is not None:
+                return ended
             await asyncio.sleep(TICK_SECONDS)
-
-    last_words = ""
-    """Why the exit code is not 0."""
 
     def _start_loading(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Loaded]:
         """Load in a daemon thread: a SIGTERM while loading must not wait for it."""

@@ -104,7 +104,7 @@ def plan_start(
             f"{gib(settings.memory_bytes)} (KVSCALER_MEMORY_BYTES): raise the container's "
             "memory limit, or lower KVSCALER_MEMORY_BYTES to it"
         )
-    policy, overrides = _policy(settings.limits)
+    policy, overrides = limits_policy(settings.limits)
     return Plan(folder, architecture, budget, policy, overrides)
 
 
@@ -140,7 +140,7 @@ def _architecture(settings: Settings, folder: Path) -> ModelArchitecture:
     )
 
 
-def _policy(limits: Any) -> tuple[AdmissionPolicy, dict[str, Any]]:
+def limits_policy(limits: Any) -> tuple[AdmissionPolicy, dict[str, Any]]:
     """What `KVSCALER_LIMITS` decides: the policy's fields, and limits that replace computed ones."""
     policy = AdmissionPolicy()
     overrides: dict[str, Any] = {}

@@ -22,7 +22,7 @@ from kvscaler.engine.request import EngineRequest, FinishReason
 from kvscaler.engine.step import Outcome, StepPlan
 from kvscaler.performance import StepCostTracker
 from kvscaler.protocol.limits import AdmissionLimits, AdmissionMode, LimitsPut, LimitsReport
-from kvscaler.protocol.refusals import CAPACITY_REASONS, RefusalReason
+from kvscaler.protocol.refusals import RefusalReason
 from kvscaler.protocol.state import StepCosts
 
 from kvscaler_sidecar.admin.limits import LimitsInForce
@@ -30,7 +30,7 @@ from kvscaler_sidecar.engine.job import Admitted, Event, Finished, Job, Mailbox,
 from kvscaler_sidecar.engine.output import OutputText
 from kvscaler_sidecar.executors.seam import Executor, SampledToken, Tokenizer
 from kvscaler_sidecar.metrics import Latencies
-from kvscaler_sidecar.server.errors import Refusal
+from kvscaler_sidecar.server.errors import Refusal, refusal_by_admission
 from kvscaler_sidecar.state import EngineLook
 
 log = logging.getLogger(__name__)
@@ -44,8 +44,6 @@ STOP_SECONDS = 2.0
 """How long `stop` waits for a step; the thread is a daemon and ends with the process."""
 LOOK_SECONDS = 0.05
 """While busy, a look is taken after the first step that ends this long after the last look."""
-RETRY_AFTER_UNKNOWN_SECONDS = 1.0
-"""Retry-After before the first step has been timed."""
 
 
 class EngineLoop:
@@ -226,14 +224,7 @@ class EngineLoop:
         self._tell(job, Admitted())
 
     def _reject(self, job: Job, refusal: AdmissionRefusal) -> None:
-        retry = refusal.retry_after_seconds
-        if retry is None and refusal.reason in CAPACITY_REASONS:
-            retry = RETRY_AFTER_UNKNOWN_SECONDS
-        message = refusal.message[:1].upper() + refusal.message[1:] + "."
-        self._tell(
-            job,
-            Rejected(Refusal(refusal.reason, message, retry_after_seconds=retry, counted=True)),
-        )
+        self._tell(job, Rejected(refusal_by_admission(refusal)))
 
     def _admit_and_expire(self) -> None:
         now = self._clock()

@@ -8,7 +8,16 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from kvscaler.protocol.refusals import REASON_HEADER, STATUS_OF, RefusalReason
+from kvscaler.engine.admission import Refusal as AdmissionRefusal
+from kvscaler.protocol.refusals import (
+    CAPACITY_REASONS,
+    REASON_HEADER,
+    STATUS_OF,
+    RefusalReason,
+)
+
+RETRY_AFTER_UNKNOWN_SECONDS = 1.0
+"""Retry-After before the first step has been timed."""
 
 _TYPE_OF_STATUS = {
     400: "invalid_request_error",
@@ -66,6 +75,15 @@ class Refusal(Exception):
         if self.retry_after_seconds is not None:
             headers.append(("retry-after", str(max(1, math.ceil(self.retry_after_seconds)))))
         return headers
+
+
+def refusal_by_admission(refused: AdmissionRefusal) -> Refusal:
+    """What a client is told of a refusal by admission, which has counted it."""
+    retry = refused.retry_after_seconds
+    if retry is None and refused.reason in CAPACITY_REASONS:
+        retry = RETRY_AFTER_UNKNOWN_SECONDS
+    message = refused.message[:1].upper() + refused.message[1:] + "."
+    return Refusal(refused.reason, message, retry_after_seconds=retry, counted=True)
 
 
 def quoted(text: str, limit: int = 100) -> str:

@@ -7,7 +7,7 @@ bound and the watch before there is a response, so this is done here, once.
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from kvscaler.protocol.refusals import RefusalReason
@@ -112,6 +112,17 @@ class Exchange:
                 held.release(counted)
         return b"".join(parts)
 
+    async def body_parts(self) -> AsyncIterator[bytes]:
+        """The body as it comes, for who passes it on; raises `ClientGone`."""
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            more = message.get("more_body", False)
+            if message.get("body"):
+                yield message["body"]
+
     def watch_disconnect(self) -> asyncio.Task[None]:
         """A task that ends when the client leaves; call after the body is read."""
         if self._watch is None:
@@ -129,10 +140,13 @@ class Exchange:
 
     async def start(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
         """Send status and headers."""
+        await self.start_raw(status, _raw(headers))
+
+    async def start_raw(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Send status and headers of an answer that is passed on."""
         self.started = True
-        raw = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers]
-        raw += [(k.encode("latin-1"), v.encode("latin-1")) for k, v in self.extra_headers]
-        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+        both = [*headers, *_raw(self.extra_headers)]
+        await self._send({"type": "http.response.start", "status": status, "headers": both})
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         """Send a part of the body; waits while the client reads slowly."""
@@ -159,3 +173,7 @@ def _too_large(length: str, limit_bytes: int) -> Refusal:
         f"The request body has {length}; this server reads at most {limit_bytes} bytes "
         "(--max-body-bytes). Send a shorter prompt.",
     )
+
+
+def _raw(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]

@@ -7,7 +7,6 @@ all its sequences are admitted; and a client that leaves, at any time, has its s
 import asyncio
 import itertools
 import os
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -206,8 +205,3 @@ async def _events(
 def new_request_id(prefix: str) -> str:
     """`cmpl-…` or `chatcmpl-…`, unique."""
     return f"{prefix}-{os.urandom(12).hex()}"
-
-
-def now() -> float:
-    """The clock that arrivals and latencies are measured with, in seconds."""
-    return time.monotonic()

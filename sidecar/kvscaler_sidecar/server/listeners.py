@@ -42,7 +42,12 @@ def bind(host: str, port: int) -> socket.socket:
 class Listeners:
     """Servers by name, started together and ended together."""
 
-    def __init__(self, apps: Mapping[str, tuple[ASGIApp, socket.socket]]) -> None:
+    def __init__(
+        self,
+        apps: Mapping[str, tuple[ASGIApp, socket.socket]],
+        undated: frozenset[str] = frozenset(),
+    ) -> None:
+        """`undated` names servers whose application gives every answer its own Date."""
         self._servers: dict[str, tuple[_Server, socket.socket]] = {}
         for name, (app, listener) in apps.items():
             config = uvicorn.Config(
@@ -54,6 +59,7 @@ class Listeners:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                date_header=name not in undated,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 backlog=BACKLOG,
             )

@@ -1,11 +1,13 @@
-"""Port 9090: `/metrics`, `/state` and the probes.
+"""Port 9090: `/metrics`, `/state`, the probes, and waiting for a drain.
 
 Live means that this process can still make progress: its HTTP loop answers (or there would be no
 answer) and its engine's thread is alive and turned lately. Ready means loaded and not draining;
 it is never a matter of load, since a full replica that leaves its Service only moves the load.
 """
 
-from collections.abc import Callable
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from kvscaler.protocol.drain import DrainPhase
@@ -16,9 +18,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from kvscaler_sidecar.drain import Drain
 from kvscaler_sidecar.metrics import CONTENT_TYPE, render
 
 MAX_STATE_BYTES = 64 * 1024
+DRAIN_WAIT_PATH = "/drain/wait"
+DRAIN_BEGIN_SECONDS = 10.0
+DRAIN_LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +46,37 @@ def readiness(loaded: bool, failure: str | None, phase: DrainPhase) -> Health:
     return Health(True, "ready")
 
 
+async def drained(
+    drain: Drain,
+    gave_up: Callable[[], Awaitable[bool]],
+    begin_seconds: float = DRAIN_BEGIN_SECONDS,
+) -> Health:
+    """Wait until this replica has nothing left to answer, or its time for that is up.
+
+    It may be asked a moment before the drain begins: Kubernetes sends SIGTERM to one container
+    and calls the preStop hook of another at once. Where no drain begins, only the asking container
+    is being stopped, and it must not be kept.
+    """
+    deadline = time.monotonic() + begin_seconds
+    while True:
+        phase = drain.phase
+        if phase is DrainPhase.EMPTY:
+            return Health(True, "drained")
+        if drain.over:
+            return Health(True, "the drain's time is up")
+        if phase is DrainPhase.SERVING and time.monotonic() >= deadline:
+            return Health(False, f"no drain has begun within {begin_seconds:.0f} s")
+        if await gave_up():
+            return Health(False, "nobody waits any more")
+        await asyncio.sleep(DRAIN_LOOK_SECONDS)
+
+
 def observe_app(
     state: Callable[[], ReplicaState],
     registry: CollectorRegistry,
     live: Callable[[], Health],
     ready: Callable[[], Health],
+    drain: Drain,
 ) -> Starlette:
     """The application of port 9090."""
 
@@ -64,11 +96,16 @@ def observe_app(
 
         return answer
 
+    async def wait_drained(request: Request) -> Response:
+        health = await drained(drain, request.is_disconnected)
+        return PlainTextResponse(health.message + "\n", 200 if health.ok else 503)
+
     return Starlette(
         routes=[
             Route("/metrics", metrics),
             Route("/state", state_page),
             Route("/health/live", probe(live)),
             Route("/health/ready", probe(ready)),
+            Route(DRAIN_WAIT_PATH, wait_drained),
         ]
     )

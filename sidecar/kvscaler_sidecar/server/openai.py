@@ -5,30 +5,27 @@ starts is a `Refusal` with its own status; after that the stream is finished, wh
 the replica.
 """
 
-import asyncio
-import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from kvscaler.protocol.drain import DrainPhase
 from kvscaler.protocol.refusals import RefusalReason
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvscaler_sidecar.chat_template import ChatTemplateError
-from kvscaler_sidecar.drain import Drain
 from kvscaler_sidecar.executors.seam import SamplingParams
 from kvscaler_sidecar.server.answer import Serving, answer
+from kvscaler_sidecar.server.door import Door, Handler
 from kvscaler_sidecar.server.errors import Refusal, error_body, quoted
-from kvscaler_sidecar.server.exchange import ClientGone, Exchange, HeldBytes
+from kvscaler_sidecar.server.exchange import Exchange
 from kvscaler_sidecar.server.format import ChatShape, CompletionShape
 from kvscaler_sidecar.server.generate import (
     Wanted,
     check_sequences,
     new_request_id,
-    now,
     render,
 )
+from kvscaler_sidecar.server.intake import Intake
 from kvscaler_sidecar.server.schema import (
     ChatRequest,
     CompletionRequest,
@@ -36,16 +33,9 @@ from kvscaler_sidecar.server.schema import (
     parse_completion,
 )
 
-log = logging.getLogger(__name__)
-
 OWNER = "kvscaler"
 
-INLINE_PARSE_BYTES = 64 * 1024
-MAX_HELD_BYTES = 64 * 1024 * 1024
-"""Of all bodies that are being read or parsed at a time."""
-
 Body = TypeVar("Body", CompletionRequest, ChatRequest)
-Handler = Callable[[Exchange], Awaitable[None]]
 
 
 class OpenAIServer:
@@ -56,80 +46,35 @@ class OpenAIServer:
         *,
         served_names: tuple[str, ...],
         serving: Callable[[], Serving | None],
-        drain: Drain,
-        refused: Callable[[RefusalReason], None],
+        door: Door,
         max_body_bytes: int,
         started_at: float,
     ) -> None:
         self._served_names = served_names
         self._serving = serving
-        self._drain = drain
-        self._refused = refused
-        self._max_body_bytes = max_body_bytes
-        self._held = HeldBytes(max(MAX_HELD_BYTES, 2 * max_body_bytes))
+        self._door = door
+        self._intake = Intake(max_body_bytes)
         self._started_at = started_at
-        self.live_requests = 0
-        """Requests accepted and not yet answered in full."""
 
     def app(self) -> ASGIApp:
         """The ASGI application."""
-        completions = _Endpoint(self, "POST", self._counted(self._completions))
-        chat = _Endpoint(self, "POST", self._counted(self._chat))
+        door = self._door
+        completions = _Endpoint(door, "POST", door.counted(self._completions))
+        chat = _Endpoint(door, "POST", door.counted(self._chat))
         return Router(
             routes=[
                 Route("/v1/completions", completions),
                 Route("/v1/chat/completions", chat),
-                Route("/v1/models", _Endpoint(self, "GET", self._models)),
-                Route("/v1/models/{name:path}", _Endpoint(self, "GET", self._model)),
+                Route("/v1/models", _Endpoint(door, "GET", self._models)),
+                Route("/v1/models/{name:path}", _Endpoint(door, "GET", self._model)),
             ],
             default=_not_found,
             redirect_slashes=False,
         )
 
-    async def handle(self, exchange: Exchange, handler: Handler) -> None:
-        """Run `handler`; every way that it can end is answered here."""
-        if self._drain.phase is not DrainPhase.SERVING:
-            exchange.extra_headers.append(("connection", "close"))
-        try:
-            await handler(exchange)
-        except Refusal as refusal:
-            if not refusal.counted:
-                self._refused(refusal.reason)
-            log.info("refused", extra={"reason": str(refusal.reason), "why": refusal.message})
-            await exchange.refuse(refusal)
-        except ClientGone:
-            return
-        except Exception:
-            log.exception("request failed")
-            if exchange.started:
-                raise
-            body = error_body(500, "The server failed; its log has the cause.", None, "internal")
-            await exchange.send_json(500, body)
-
-    def _counted(self, handler: Handler) -> Handler:
-        """`handler`, counted as live from before its first check to the end of its response.
-
-        The count comes first: a drain that saw no live request must not end the process while
-        one has passed its check.
-        """
-
-        async def handle(exchange: Exchange) -> None:
-            self.live_requests += 1
-            try:
-                await handler(exchange)
-            finally:
-                self.live_requests -= 1
-
-        return handle
-
     def _ready(self) -> Serving:
         """The loaded replica, unless it is not there yet or says goodbye."""
-        if self._drain.phase in (DrainPhase.DRAINING, DrainPhase.EMPTY):
-            raise Refusal(
-                RefusalReason.DRAINING,
-                "This replica is draining and takes no new requests; send it to another one.",
-                retry_after_seconds=1,
-            )
+        self._door.check_open()
         serving = self._serving()
         if serving is None:
             raise Refusal(
@@ -143,15 +88,8 @@ class OpenAIServer:
         self, exchange: Exchange, parse: Callable[[bytes], Body]
     ) -> tuple[Body, int, float]:
         """The parsed body, its length in bytes, and when it had arrived in full."""
-        body = await exchange.read_body(self._max_body_bytes, self._held)
-        arrival = now()
-        try:
-            if len(body) <= INLINE_PARSE_BYTES:
-                return parse(body), len(body), arrival
-            # In a thread: the event loop answers probes meanwhile.
-            return await asyncio.to_thread(parse, body), len(body), arrival
-        finally:
-            self._held.release(len(body))
+        body, parsed, arrival = await self._intake.read(exchange, parse)
+        return parsed, len(body), arrival
 
     def _check_model(self, name: str) -> None:
         if name not in self._served_names:
@@ -245,8 +183,8 @@ class OpenAIServer:
 class _Endpoint:
     """A route's endpoint on bare ASGI: Starlette takes objects that are no functions as such."""
 
-    def __init__(self, server: OpenAIServer, method: str, handler: Handler) -> None:
-        self._server = server
+    def __init__(self, door: Door, method: str, handler: Handler) -> None:
+        self._door = door
         self._method = method
         self._handler = handler
 
@@ -257,7 +195,7 @@ class _Endpoint:
             body = error_body(405, message, None, "method_not_allowed")
             await exchange.send_json(405, body, [("allow", self._method)])
             return
-        await self._server.handle(exchange, self._handler)
+        await self._door.handle(exchange, self._handler)
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
