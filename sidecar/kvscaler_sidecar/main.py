@@ -3,9 +3,13 @@
 import argparse
 import logging
 import os
+import socket
 import sys
 import threading
-from collections.abc import Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -15,27 +19,38 @@ from kvscaler_sidecar import logs
 from kvscaler_sidecar.config import (
     EXAMPLES,
     ConfigurationError,
+    GateSettings,
+    ProcessSettings,
     Settings,
     add_arguments,
     load,
+    load_table,
 )
 from kvscaler_sidecar.start import (
     EXIT_REFUSED,
     LOADING_THREAD,
-    Plan,
     StartRefused,
     container_memory_limit_bytes,
     leave_message,
+    limits_policy,
     plan_start,
 )
 
 if TYPE_CHECKING:
-    from kvscaler_sidecar.replica import Loader
+    from kvscaler_sidecar.process import ServingProcess
 
 log = logging.getLogger(__name__)
 
+EXIT_NOT_DRAINED = 1
 EXIT_PORT_TAKEN = 69
 _OWN_FLAGS = frozenset({"-h", "--help", "--version"})
+
+
+class Mode(StrEnum):
+    """What this process is."""
+
+    ENGINE = "engine"
+    GATE = "gate"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,21 +67,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments.insert(0, "serve")
     serve_parser = commands.add_parser(
         "serve",
-        help="serve a model",
+        help="serve a model, or gate an engine that does",
         description="Serve a model on three ports: OpenAI API, metrics and state, admin API.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_arguments(serve_parser)
+    mode = _mode(arguments)
+    serve_parser.add_argument(
+        "--mode",
+        choices=[str(known) for known in Mode],
+        default=str(Mode.ENGINE),
+        help="engine runs our engine in this process; gate stands before another engine in the "
+        "same Pod (default engine; KVSCALER_MODE); --mode gate --help has its options",
+    )
+    add_arguments(serve_parser, GateSettings if mode is Mode.GATE else Settings)
+    wait_parser = commands.add_parser(
+        "wait-drained",
+        help="wait until a sidecar has drained; a preStop command for the engine behind it",
+        description="Ends with 0 when the sidecar has nothing left to answer, or is gone.",
+    )
+    wait_parser.add_argument("--url", default="http://127.0.0.1:9090", help="its metrics port")
+    wait_parser.add_argument(
+        "--timeout-seconds", type=float, default=3600.0, help="longest time to wait (3600)"
+    )
     flags = vars(parser.parse_args(arguments))
-    flags.pop("command")
+    if flags.pop("command") == "wait-drained":
+        return wait_drained(flags["url"], flags["timeout_seconds"])
+    flags.pop("mode")
     try:
+        if mode is Mode.GATE:
+            gate_settings = load_table(GateSettings, flags)
+            logs.configure(gate_settings.log_level)
+            return gate(gate_settings)
         settings = load(flags)
     except ConfigurationError as error:
         print(f"kvscaler-sidecar: {error}", file=sys.stderr)
         return EXIT_REFUSED
     logs.configure(settings.log_level)
     return serve(settings)
+
+
+def _mode(arguments: Sequence[str]) -> Mode:
+    """What `--mode` or `KVSCALER_MODE` says; the parser complains about what is neither."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--mode", default=os.environ.get("KVSCALER_MODE") or str(Mode.ENGINE))
+    found = str(finder.parse_known_args(arguments)[0].mode)
+    return Mode(found) if found in list(Mode) else Mode.ENGINE
 
 
 def serve(settings: Settings) -> int:
@@ -78,10 +124,14 @@ def serve(settings: Settings) -> int:
         loader = TorchLoader.for_machine(settings)
         plan = plan_start(settings, loader.compute.name, container_memory_limit_bytes())
     except StartRefused as error:
-        log.error("refused to start", extra={"why": str(error)})
-        leave_message(settings.termination_log, str(error))
-        return EXIT_REFUSED
-    code: int = uvloop.run(_serve(settings, plan, loader))
+        return _refuse(settings, error)
+
+    def make(sockets: dict[str, socket.socket]) -> "ServingProcess":
+        from kvscaler_sidecar.replica import Replica  # noqa: PLC0415
+
+        return Replica(settings, plan, loader, sockets)
+
+    code: int = uvloop.run(_serve(settings, make))
     if any(thread.name == LOADING_THREAD for thread in threading.enumerate()):
         # Told to stop while loading: native code can't be interrupted, and unloading it under a
         # running thread aborts the process. Nothing was accepted, so nothing is lost.
@@ -90,8 +140,58 @@ def serve(settings: Settings) -> int:
     return code
 
 
-async def _serve(settings: Settings, plan: Plan, loader: "Loader") -> int:
-    from kvscaler_sidecar.replica import Replica  # noqa: PLC0415
+def gate(settings: GateSettings) -> int:
+    """Stand before another engine until told to stop; the exit code. Never imports torch."""
+    from kvscaler_sidecar.gate.adapters import adapter_for  # noqa: PLC0415
+    from kvscaler_sidecar.gate.process import Gate  # noqa: PLC0415
+
+    try:
+        adapter = adapter_for(settings.engine_type)
+        policy, overrides = limits_policy(settings.limits)
+    except StartRefused as error:
+        return _refuse(settings, error)
+    made: int = uvloop.run(
+        _serve(settings, lambda sockets: Gate(settings, adapter, policy, overrides, sockets))
+    )
+    return made
+
+
+def wait_drained(url: str, timeout_seconds: float) -> int:
+    """Wait for the drain of the sidecar at `url`; 0 when it is over or the sidecar is gone."""
+    from kvscaler_sidecar.server.observe import DRAIN_WAIT_PATH  # noqa: PLC0415
+
+    try:
+        with urllib.request.urlopen(  # noqa: S310 - the command's own argument
+            url.rstrip("/") + DRAIN_WAIT_PATH, timeout=timeout_seconds
+        ) as answer:
+            print(answer.read(1000).decode(errors="replace").strip())
+            return 0
+    except urllib.error.HTTPError as error:
+        print(error.read(1000).decode(errors="replace").strip(), file=sys.stderr)
+        return EXIT_NOT_DRAINED
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, ConnectionError):
+            print(f"nothing to wait for: {url}: {error.reason}")
+            return 0
+        print(f"{url}: {error.reason}", file=sys.stderr)
+        return EXIT_NOT_DRAINED
+    except ConnectionError as error:
+        print(f"the sidecar ended: {error}")
+        return 0
+    except (OSError, ValueError) as error:
+        print(f"{url}: {error}", file=sys.stderr)
+        return EXIT_NOT_DRAINED
+
+
+def _refuse(settings: ProcessSettings, error: StartRefused) -> int:
+    log.error("refused to start", extra={"why": str(error)})
+    leave_message(settings.termination_log, str(error))
+    return EXIT_REFUSED
+
+
+async def _serve(
+    settings: ProcessSettings, make: "Callable[[dict[str, socket.socket]], ServingProcess]"
+) -> int:
     from kvscaler_sidecar.server.listeners import bind  # noqa: PLC0415
 
     ports = {
@@ -107,10 +207,10 @@ async def _serve(settings: Settings, plan: Plan, loader: "Loader") -> int:
         log.error("refused to start", extra={"why": str(error)})
         leave_message(settings.termination_log, str(error))
         return EXIT_PORT_TAKEN
-    replica = Replica(settings, plan, loader, sockets)
-    code = await replica.run()
+    process = make(sockets)
+    code = await process.run()
     if code:
-        leave_message(settings.termination_log, replica.last_words)
+        leave_message(settings.termination_log, process.last_words)
     return code
 
 

@@ -126,26 +126,12 @@ class ParrotExecutor:
 
 
 @dataclass
-class Running:
-    """A replica that serves, and ways to talk to it."""
+class Served:
+    """A process of any mode that serves, and ways to talk to it."""
 
-    replica: Replica
-    executor: ParrotExecutor
     task: "asyncio.Task[int]"
     ports: dict[str, int]
     client: httpx.AsyncClient
-    settings: Settings
-
-    @property
-    def inbox(self) -> int:
-        """Commands that wait for the engine's thread to end its step."""
-        engine = self.replica._engine
-        assert engine is not None
-        return len(engine._inbox)
-
-    async def stepping(self) -> None:
-        """Wait until a step is under way (behind the executor's gate)."""
-        await eventually(self.executor.entered.is_set)
 
     def url(self, listener: str, path: str) -> str:
         return f"http://127.0.0.1:{self.ports[listener]}{path}"
@@ -178,6 +164,26 @@ class Running:
                 return state
             assert time.monotonic() < deadline, f"never came to pass; last: {state}"
             await asyncio.sleep(0.01)
+
+
+@dataclass
+class Running(Served):
+    """A replica that serves."""
+
+    replica: Replica
+    executor: ParrotExecutor
+    settings: Settings
+
+    @property
+    def inbox(self) -> int:
+        """Commands that wait for the engine's thread to end its step."""
+        engine = self.replica._engine
+        assert engine is not None
+        return len(engine._inbox)
+
+    async def stepping(self) -> None:
+        """Wait until a step is under way (behind the executor's gate)."""
+        await eventually(self.executor.entered.is_set)
 
 
 async def eventually(condition: Callable[[], object], seconds: float = 20) -> None:
@@ -241,7 +247,7 @@ async def running(
     )
     task = asyncio.create_task(replica.run(install_signals=False))
     async with httpx.AsyncClient(timeout=30) as client:
-        me = Running(replica, executor, task, replica.listeners.ports, client, settings)
+        me = Running(task, replica.listeners.ports, client, replica, executor, settings)
         if wait_ready:
             await eventually(lambda: replica.ready().ok or task.done())
         try:

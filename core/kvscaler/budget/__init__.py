@@ -2,7 +2,7 @@
 
 from kvscaler.budget.compute import BudgetUnknown, compute_budget
 from kvscaler.budget.footprint import BlocksOf, Footprint
-from kvscaler.budget.limits import AdmissionPolicy, admission_limits
+from kvscaler.budget.limits import AdmissionPolicy, admission_limits, limits_over_pool
 from kvscaler.budget.lines import Basis, BudgetLine, Fit, KVBudget, gib
 from kvscaler.budget.profile import EngineProfile
 from kvscaler.budget.profiles import UnknownEngine, profile_for
@@ -25,5 +25,6 @@ __all__ = [
     "admission_limits",
     "compute_budget",
     "gib",
+    "limits_over_pool",
     "profile_for",
 ]

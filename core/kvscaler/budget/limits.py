@@ -33,17 +33,37 @@ def admission_limits(
     blocks = budget.blocks if calibrated_blocks is None else calibrated_blocks
     if blocks < 1:
         raise ValueError(f"no admission limits without KV blocks: {budget.fit.message}")
-    tokens = blocks * budget.block_tokens
-    return AdmissionLimits(
-        max_sequences=max(1, min(budget.max_sequences, blocks)),
+    return limits_over_pool(
+        policy,
         kv_blocks=blocks,
+        block_tokens=budget.block_tokens,
+        max_sequences=budget.max_sequences,
         step_tokens=budget.step_tokens,
+        max_context_tokens=budget.max_context_tokens,
+    )
+
+
+def limits_over_pool(
+    policy: AdmissionPolicy,
+    *,
+    kv_blocks: int,
+    block_tokens: int,
+    max_sequences: int,
+    step_tokens: int,
+    max_context_tokens: int,
+) -> AdmissionLimits:
+    """Limits of a replica whose pool (at least one block) is known, by its budget or its report."""
+    tokens = kv_blocks * block_tokens
+    return AdmissionLimits(
+        max_sequences=max(1, min(max_sequences, kv_blocks)),
+        kv_blocks=kv_blocks,
+        step_tokens=step_tokens,
         queue_requests=policy.queue_requests,
         queue_tokens=QUEUE_POOLS * tokens,
         queue_bytes=QUEUE_BYTES,
         max_wait_seconds=policy.max_wait_seconds,
-        max_request_tokens=max(1, min(budget.max_context_tokens, tokens)),
-        watermark_blocks=-(-int(blocks * policy.watermark_percent) // 100),
+        max_request_tokens=max(1, min(max_context_tokens, tokens)),
+        watermark_blocks=-(-int(kv_blocks * policy.watermark_percent) // 100),
         charge=policy.charge,
         mode=policy.mode,
     )

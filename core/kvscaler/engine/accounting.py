@@ -122,9 +122,10 @@ class TrafficRecorder:
             life = self._live.get(request)
             if life is None:
                 continue
-            if len(request.block_table) != life.blocks:
-                life.hold(len(request.block_table), now_seconds)
-            if life.first_token_seconds is None and request.generated_tokens:
+            blocks = request.held_blocks
+            if blocks != life.blocks:
+                life.hold(blocks, now_seconds)
+            if life.first_token_seconds is None and request.has_first_token:
                 life.first_token_seconds = now_seconds
                 self.time_to_first_token.add(now_seconds - request.arrival_seconds)
 
@@ -152,6 +153,18 @@ class TrafficRecorder:
         """A client went away from a request, queued or admitted."""
         self._live.pop(request, None)
         self._sums["cancelled"] += 1
+
+    def turn_away(self, request: EngineRequest, reason: RefusalReason) -> None:
+        """The engine behind a gate refused a request that the gate had admitted."""
+        self._live.pop(request, None)
+        self.refused[reason] += 1
+
+    def forget(self, request: EngineRequest) -> None:
+        """A request was answered, and nobody knows how long the answer was.
+
+        It counts in no sum, as a length that is not known would count as 0.
+        """
+        self._live.pop(request, None)
 
     def fail(self, request: EngineRequest) -> None:
         """The engine could not finish a request that it had accepted."""

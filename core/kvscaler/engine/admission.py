@@ -16,6 +16,7 @@ Blocks that several requests hold are charged once, to the one of them that ends
 import math
 from bisect import bisect_left, insort
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from kvscaler.engine.lengths import LengthEstimator
@@ -133,6 +134,20 @@ class Admission:
             self._admitted[request] = self._longest(request)
             admitted.append(request)
         return admitted
+
+    def admit_rest(self, siblings: Collection[EngineRequest]) -> list[EngineRequest]:
+        """Admit the queued ones of `siblings` if nothing but siblings is admitted.
+
+        Sequences that start only together would wait for each other for ever when they don't fit
+        together. Alone in the engine they run one after the other, as the engine finds room.
+        """
+        if not self._admitted or not all(request in siblings for request in self._admitted):
+            return []
+        rest = [request for request in siblings if request in self._queued]
+        for request in rest:
+            self._dequeue(request)
+            self._admitted[request] = self._longest(request)
+        return rest
 
     def expire(self, now_seconds: float) -> list[Refusal]:
         """Give up on requests that waited longer than `max_wait_seconds`."""

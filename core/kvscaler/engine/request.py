@@ -67,3 +67,13 @@ class EngineRequest:
     def uncomputed_tokens(self) -> int:
         """Known tokens without keys and values: the rest of a prefill, or 1 in decode."""
         return len(self.token_ids) - self.computed_tokens
+
+    @property
+    def held_blocks(self) -> int:
+        """KV blocks that it holds now."""
+        return len(self.block_table)
+
+    @property
+    def has_first_token(self) -> bool:
+        """Whether its first output token was seen to come."""
+        return self.generated_tokens > 0

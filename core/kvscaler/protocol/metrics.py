@@ -83,6 +83,9 @@ END_TO_END_LATENCY = "kvscaler_end_to_end_latency_seconds"
 PROMPT_LENGTH = "kvscaler_prompt_length_tokens"
 OUTPUT_LENGTH = "kvscaler_output_length_tokens"
 LIVENESS_AGE = "kvscaler_engine_heartbeat_age_seconds"
+GATE_CHARGES = "kvscaler_gate_charges_total"
+GATE_BROKEN = "kvscaler_gate_broken_answers_total"
+GATE_UNMEASURED = "kvscaler_gate_unmeasured_answers_total"
 
 LENGTH_BUCKETS_TOKENS: tuple[float, ...] = tuple(float(2**k) for k in range(18))
 """Upper bounds of the histograms of prompt and output lengths: powers of two up to 131,072."""

@@ -21,6 +21,11 @@ class RefusalReason(StrEnum):
     DRAINING = "Draining"
     NOT_READY = "NotReady"
     ENGINE_FAILED = "EngineFailed"
+    ENGINE_UNREACHABLE = "EngineUnreachable"
+    ENGINE_TIMEOUT = "EngineTimeout"
+    ENGINE_BROKE = "EngineBroke"
+    ENGINE_REFUSED = "EngineRefused"
+    UPGRADE_UNSUPPORTED = "UpgradeUnsupported"
 
 
 STATUS_OF: dict[RefusalReason, int] = {
@@ -37,6 +42,11 @@ STATUS_OF: dict[RefusalReason, int] = {
     RefusalReason.DRAINING: 503,
     RefusalReason.NOT_READY: 503,
     RefusalReason.ENGINE_FAILED: 503,
+    RefusalReason.ENGINE_UNREACHABLE: 503,
+    RefusalReason.ENGINE_TIMEOUT: 504,
+    RefusalReason.ENGINE_BROKE: 502,
+    RefusalReason.ENGINE_REFUSED: 502,  # never sent: a gate passes the engine's own answer on
+    RefusalReason.UPGRADE_UNSUPPORTED: 501,
 }
 
 CAPACITY_REASONS: frozenset[RefusalReason] = frozenset(
