@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 STEP := hack/step
 export PYTHON_BIN := $(abspath $(BIN)/python)
 
-.PHONY: help setup cluster-up cluster-down images demo test check bench crds requirements clean
+.PHONY: help setup cluster-up cluster-down images demo test test-chaos check bench crds requirements clean
 
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*## "; print "kvscaler\n\nUsage: make TARGET\n"} \
@@ -39,13 +39,16 @@ demo: setup ## The main job: a traffic spike scales a real model by its KV budge
 test: setup ## Run every test that this machine can run, and say what was left out
 	@hack/test
 
+test-chaos: setup ## Break the local cluster in every way, and print what users saw (minutes)
+	@hack/test-chaos
+
 check: setup ## Format, lint, types, layering, generated files and the fast tests
 	@$(STEP) "ruff format" $(BIN)/ruff format --check .
 	@$(STEP) "ruff check" $(BIN)/ruff check .
 	@$(STEP) "mypy" $(BIN)/mypy
 	@$(STEP) "import-linter" $(BIN)/lint-imports
 	@$(STEP) "generated CRD" $(BIN)/python -m kvscaler_api.generate --check
-	@$(BIN)/python -m pytest -q -m "not apiserver and not cluster and not model"
+	@$(BIN)/python -m pytest -q -m "not apiserver and not cluster and not model and not chaos"
 
 bench: setup ## Run every benchmark; JSON goes to build/bench/, floors are checked
 	@hack/bench

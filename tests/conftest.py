@@ -13,6 +13,8 @@ from localimages import containerd
 
 TREE = Path(__file__).resolve().parent.parent
 
+pytest_plugins = ["tests.chaos.rows", "tests.e2e.installed"]
+
 
 @pytest.fixture(scope="session")
 def apiserver() -> Iterator[ClusterHandle]:

@@ -1,37 +1,13 @@
-"""The chart, installed once for all tests here, and one small service with the real model."""
+"""One small service with the real model, which many tests use (the chart: `installed`)."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator
 
 import pytest
 from localcluster.handle import ClusterHandle
 
 from hack.demo.kube import Kube
-from tests.chart.release import CRD, OPERATOR, Release
-from tests.e2e.live import Live, Streams, example
-
-NO_PROMETHEUS = "http://prometheus.kvscaler-nowhere.svc:9090"
-"""Nobody serves it: all tests here run on the direct path, and one looks at how that is told."""
-
-
-@pytest.fixture(scope="session")
-def release(cluster: ClusterHandle, images: Mapping[str, str]) -> Iterator[Release]:
-    """The chart in a namespace of its own; everything goes at the end."""
-    others = cluster.get("deployments", "-A", "-l", OPERATOR)["items"]
-    if others:
-        where = others[0]["metadata"]["namespace"]
-        pytest.fail(f"another operator runs in namespace {where} of this cluster: uninstall it")
-    definition_was_there = cluster.try_kubectl("get", "crd", CRD).returncode == 0
-    with cluster.namespace("kvscaler-e2e") as namespace:
-        made = Release(cluster, images, namespace, "kvscaler")
-        made.values["prometheus"] = {"servers": {"default": {"url": NO_PROMETHEUS}}}
-        made.adopt_definition()
-        made.install()
-        yield made
-        cluster.try_kubectl("delete", "kvis", "--all", "-A", "--timeout=60s")
-        made.uninstall()
-        made.return_definition()
-    if not definition_was_there:
-        cluster.kubectl("delete", "crd", CRD, "--ignore-not-found", "--timeout=60s")
+from tests.chart.release import Release
+from tests.e2e.live import Live, example
 
 
 @pytest.fixture(scope="session")
@@ -48,20 +24,8 @@ def shared_service(cluster: ClusterHandle, release: Release) -> Iterator[tuple[s
 
 
 @pytest.fixture
-async def kube(cluster: ClusterHandle, release: Release) -> AsyncIterator[Kube]:
-    async with Kube(cluster.kubeconfig, cluster.context) as opened:
-        yield opened
-
-
-@pytest.fixture
 async def chat(kube: Kube, cluster: ClusterHandle, shared_service: tuple[str, str]) -> Live:
     """The shared service with one ready replica, as every test must leave it."""
     live = Live(kube, cluster, *shared_service)
     await live.until_ready(1)
     return live
-
-
-@pytest.fixture
-async def streams() -> AsyncIterator[Streams]:
-    async with Streams() as opened:
-        yield opened
