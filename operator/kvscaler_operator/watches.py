@@ -55,16 +55,23 @@ def _watch(settings: Settings, access: Any, take: Take, stop: threading.Event) -
     handlers.watch_settings(kopf_settings)
     handlers.register(registry, take)
     _register_login(registry, access, settings)
-    asyncio.run(
-        kopf.operator(
-            registry=registry,
-            settings=kopf_settings,
-            standalone=True,
-            clusterwide=not settings.namespaces,
-            namespaces=settings.namespaces,
-            stop_flag=stop,
-        )
-    )
+
+    async def watch() -> None:
+        try:
+            await kopf.operator(
+                registry=registry,
+                settings=kopf_settings,
+                standalone=True,
+                clusterwide=not settings.namespaces,
+                namespaces=settings.namespaces,
+                stop_flag=stop,
+            )
+        finally:
+            # Kopf waits for the flag in a thread of its own, which the end of this loop waits for in
+            # turn: without this, Kopf's end by an error would never be heard of.
+            stop.set()
+
+    asyncio.run(watch())
 
 
 def _register_login(registry: kopf.OperatorRegistry, access: Any, settings: Settings) -> None:
