@@ -6,7 +6,8 @@ A zombie that looks healthy is worse than a restart.
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+import time
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from kubernetes.aio import client as kubernetes_client
@@ -48,10 +49,15 @@ SELECTORS = {r: SERVICE_UID_LABEL for r in WATCHED if r is not INFERENCE_SERVICE
 
 
 class Operator:
-    """One operator process. `run` serves until it is cancelled or something breaks."""
+    """One operator process. `run` serves until it is cancelled or something breaks.
 
-    def __init__(self, settings: Settings) -> None:
+    `clock` gives Unix seconds, which may be set back at any time; the Lease and all waiting go by
+    the event loop's clock, which can't.
+    """
+
+    def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
         self.settings = settings
+        self._clock = clock
         self.registry = CollectorRegistry()
         self.machinery = MachineryMetrics(self.registry)
         self.services = ServiceMetrics(self.registry)
@@ -120,11 +126,24 @@ class Operator:
         if options.schema_fault is not None:
             logger.error("%s", options.schema_fault.message)
         reconciler = Reconciler(
-            self.caches, self.signals, writers, self.services, options, self._public_keys
+            self.caches,
+            self.signals,
+            writers,
+            self.services,
+            options,
+            self._public_keys,
+            clock=self._clock,
         )
         workers = Workers(self.queue, reconciler.reconcile, self.machinery)
         observers = Observers(
-            self.caches, self.signals, sidecars, servers, ports, self.machinery, self.queue.add
+            self.caches,
+            self.signals,
+            sidecars,
+            servers,
+            ports,
+            self.machinery,
+            self.queue.add,
+            clock=self._clock,
         )
         relist = Relist(kube, self.caches, SELECTORS, settings.namespaces, self.sink.touch)
         self._add_checks(elector, workers, relist)

@@ -27,6 +27,8 @@ class ServiceMemory:
     facts: Facts | None = None
     compute_dtype: str | None = None
     pause_shown: bool = False
+    failures: int = 0
+    """Passes in a row that ended with an error."""
     told: str = ""
     """The obstacle that an event told of last."""
     starts: deque[float] = field(default_factory=lambda: deque(maxlen=STARTS_KEPT))
@@ -47,7 +49,7 @@ class ServiceMemory:
         the other, so what was seen is remembered for a while."""
         if seen is not None:
             self.foreign = (seen, now)
-        if self.foreign is None or now - self.foreign[1] > FOREIGN_SECONDS:
+        if self.foreign is None or abs(now - self.foreign[1]) > FOREIGN_SECONDS:
             self.foreign = None
         return None if self.foreign is None else self.foreign[0]
 

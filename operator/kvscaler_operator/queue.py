@@ -103,12 +103,15 @@ class WorkQueue(Generic[K]):
             pending.cancel()
         self._timers[key] = asyncio.get_running_loop().call_at(when, self._fire, key)
 
-    def add_failed(self, key: K) -> float:
-        """Put a key back whose reconcile failed; returns the delay in seconds that it got."""
+    def add_failed(self, key: K, at_least_seconds: float = 0.0) -> float:
+        """Put a key back whose reconcile failed; returns the delay in seconds that it got.
+
+        `at_least_seconds` is a wait that a server asked for.
+        """
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         delay = min(self._cap, self._base * 2.0 ** min(failures, 32))
-        delay *= 1.0 + 0.2 * self._random.random()
+        delay = max(delay, at_least_seconds) * (1.0 + 0.2 * self._random.random())
         self._metrics.retried()
         self.add_after(key, delay)
         return delay

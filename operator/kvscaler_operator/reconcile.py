@@ -32,7 +32,7 @@ from kvscaler_operator.decision import Decide, calibrate, decide_fleet, replica_
 from kvscaler_operator.errors import Blocked
 from kvscaler_operator.fleet import ensure_children, follow_replicas, write_decision
 from kvscaler_operator.freshness import path_faults, signals_fresh
-from kvscaler_operator.gateways.kube import NotFoundError
+from kvscaler_operator.gateways.kube import ConflictError, NotFoundError, UnavailableError
 from kvscaler_operator.keys import KeyFileError
 from kvscaler_operator.memory import ServiceMemory
 from kvscaler_operator.metrics import ServiceMetrics
@@ -49,6 +49,9 @@ logger = logging.getLogger(__name__)
 
 LOOK_AGAIN_SECONDS = 15.0
 """Without any event, a service is looked at this often: windows pass, and signals grow old."""
+PASSING_ERRORS = (ConflictError, UnavailableError)
+PASSING_FAILURES = 3
+"""Errors that usually pass are news for a reader only after so many in a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +123,12 @@ class Reconciler:
             waits.append(1.0)
         except Exception as error:
             failure = error
-            words = f"{error}; it is tried again with backoff"
-            report.say(ConditionType.READY, Verdict(None, Reason.RECONCILE_ERROR, words))
+            memory.failures += 1
+            if not isinstance(error, PASSING_ERRORS) or memory.failures >= PASSING_FAILURES:
+                words = f"{error}; it is tried again with backoff"
+                report.say(ConditionType.READY, Verdict(None, Reason.RECONCILE_ERROR, words))
+        if failure is None:
+            memory.failures = 0
         waits.append(await self._publisher.publish(report, memory))
         if failure is not None:
             raise failure

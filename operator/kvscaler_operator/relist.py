@@ -9,9 +9,11 @@ brought, again and again, and liveness fails.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from kvscaler_operator.cache import ObjectCache, version_of
-from kvscaler_operator.gateways.kube import KubeError, KubeGateway
+from kvscaler_operator.gateways.kube import KubeError, KubeGateway, Listing
+from kvscaler_operator.patience import patiently
 from kvscaler_operator.resources import Object, Resource, uid_of
 
 logger = logging.getLogger(__name__)
@@ -53,11 +55,14 @@ class Relist:
         self._agreed_at = dict.fromkeys(self._caches, now)
 
     async def fill(self) -> None:
-        """Fill empty caches by one list of every kind; raises `KubeError` when one fails."""
+        """Fill empty caches by one list of every kind, and try again while the server is away.
+
+        Raises `KubeError` for what no patience heals, as a missing right.
+        """
         for resource, cache in self._caches.items():
             for scope in self._scopes:
-                listing = await self._kube.list(resource, scope, self._selectors.get(resource, ""))
-                for obj in listing.items:
+                what = f"The first list of {resource.plural}"
+                for obj in (await patiently(what, partial(self._list, resource, scope))).items:
                     if cache.observe(_typed(obj, resource)):
                         self._changed(resource, obj)
         self.start_clock()
@@ -101,7 +106,7 @@ class Relist:
     async def _differences(
         self, resource: Resource, scope: str | None
     ) -> list[tuple[Object, int | None]]:
-        listing = await self._kube.list(resource, scope, self._selectors.get(resource, ""))
+        listing = await self._list(resource, scope)
         cache = self._caches[resource]
         listed = {uid_of(obj) for obj in listing.items}
         news: list[tuple[Object, int | None]] = [
@@ -117,6 +122,9 @@ class Relist:
             and version_of(obj) <= listing.resource_version
         ]
         return news
+
+    async def _list(self, resource: Resource, scope: str | None) -> Listing:
+        return await self._kube.list(resource, scope, self._selectors.get(resource, ""))
 
     def _take_in(self, resource: Resource, obj: Object, gone_at: int | None) -> int:
         cache = self._caches[resource]

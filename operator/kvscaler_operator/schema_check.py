@@ -6,6 +6,7 @@ nothing is acted on until it is upgraded.
 """
 
 import logging
+from functools import partial
 
 from kvscaler_api.crd import missing_fields
 from kvscaler_api.reasons import Reason
@@ -13,6 +14,7 @@ from kvscaler_api.service import GROUP, PLURAL
 
 from kvscaler_operator.assess import Finding
 from kvscaler_operator.gateways.kube import ForbiddenError, KubeGateway
+from kvscaler_operator.patience import patiently
 from kvscaler_operator.resources import CUSTOM_RESOURCES
 
 logger = logging.getLogger(__name__)
@@ -28,7 +30,9 @@ async def schema_fault(kube: KubeGateway) -> Finding | None:
     """
     name = f"{PLURAL}.{GROUP}"
     try:
-        installed = await kube.get(CUSTOM_RESOURCES, None, name)
+        installed = await patiently(
+            "Reading the installed CRD", partial(kube.get, CUSTOM_RESOURCES, None, name)
+        )
     except ForbiddenError as error:
         logger.info("The installed CRD is not compared with the packaged one: %s", error)
         return None

@@ -74,7 +74,8 @@ class Workers:
             self._metrics.reconciled(result, loop.time() - begun)
 
     def _failed(self, key: Key, error: Exception) -> None:
-        delay = self._queue.add_failed(key)
+        asked = error.retry_after_seconds if isinstance(error, UnavailableError) else None
+        delay = self._queue.add_failed(key, asked or 0.0)
         where = f"{key[0]}/{key[1]}"
         words = str(error) or type(error).__name__
         if isinstance(error, ConflictError) and self._queue.failures(key) <= 3:

@@ -1,10 +1,11 @@
 """Caches never go back in time, and a relist finds what a watch missed; on virtual time."""
 
 import asyncio
+import itertools
 
 import pytest
 from kvscaler_operator.cache import ObjectCache
-from kvscaler_operator.gateways.kube import UnavailableError
+from kvscaler_operator.gateways.kube import ForbiddenError, UnavailableError
 from kvscaler_operator.relist import Relist
 from kvscaler_operator.resources import PODS, Object, Resource, name_of
 
@@ -173,3 +174,43 @@ def test_a_failed_list_neither_ends_the_relist_nor_empties_the_cache(
 
     run(scenario())
     assert "Relist of pods failed" in caplog.text
+
+
+def test_the_first_list_waits_for_a_server_that_is_away_and_for_as_long_as_it_asks(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        h = Harness()
+        h.store("a")
+        times: list[float] = []
+
+        async def away(_: str) -> None:
+            times.append(asyncio.get_running_loop().time())
+            if len(times) < 4:
+                error = UnavailableError(429, "", "busy", "GET pods")
+                error.retry_after_seconds = 10.0 if len(times) == 2 else None
+                raise error
+
+        h.kube.fault = away
+        await h.relist.fill()
+        assert [b - a for a, b in itertools.pairwise(times)] == [0.5, 10.0, 2.0]
+        assert len(h.cache) == 1
+        assert h.changed == ["a"]
+
+    run(scenario())
+    assert "The first list of pods failed, tried again in 10.0 s: GET pods: busy" in caplog.text
+
+
+def test_the_first_list_does_not_wait_for_a_right_that_is_missing() -> None:
+    async def scenario() -> None:
+        h = Harness()
+
+        async def refuse(_: str) -> None:
+            raise ForbiddenError(403, "Forbidden", "cannot list pods", "GET pods")
+
+        h.kube.fault = refuse
+        with pytest.raises(ForbiddenError, match="cannot list pods"):
+            await h.relist.fill()
+        assert len(h.kube.calls) == 1
+
+    run(scenario())

@@ -155,3 +155,15 @@ def test_no_mark_is_lost_and_no_key_is_held_twice(actions: list[tuple[str, str, 
         assert all(worked.get(key, -1.0) >= at for key, at in marked.items())
 
     run(scenario())
+
+
+def test_a_failed_key_waits_for_as_long_as_a_server_asked() -> None:
+    async def scenario() -> None:
+        queue: WorkQueue[str] = WorkQueue()
+        assert 30 <= queue.add_failed("a", at_least_seconds=30.0) <= 36
+        assert queue.failures("a") == 1
+        begun = asyncio.get_running_loop().time()
+        queue.done(await queue.get())
+        assert asyncio.get_running_loop().time() - begun >= 30
+
+    run(scenario())

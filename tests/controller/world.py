@@ -7,6 +7,7 @@ in its order, or collects garbage. `World` does the parts that a test needs, as 
 import asyncio
 import contextlib
 import itertools
+import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -16,6 +17,7 @@ from typing import Any
 import aiohttp
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from kvscaler_api.crd import packaged_text
 from kvscaler_operator.app import Operator
 from kvscaler_operator.gateways.kube import KubeGateway, connect
 from kvscaler_operator.resources import (
@@ -68,6 +70,23 @@ def service_object(namespace: str, name: str = "chat", **spec: Any) -> Object:
     }
 
 
+def install_definition(server: Any) -> None:
+    """The CRD on an API server, served."""
+    server.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", text=packaged_text())
+    deadline = time.monotonic() + 30
+    while server.try_kubectl("get", "kvis", "--all-namespaces").returncode != 0:
+        assert time.monotonic() < deadline, "the CRD is not served"
+
+
+def make_namespace(server: Any) -> str:
+    """A namespace of a World's own."""
+    namespace = f"controller-{secrets.token_hex(3)}"
+    server.kubectl("create", "namespace", namespace)
+    # Its controller does not run here, and no Pod is created without it.
+    server.kubectl("create", "serviceaccount", "default", "-n", namespace)
+    return namespace
+
+
 class World:
     """One namespace, one operator, and the Pods of its services."""
 
@@ -105,7 +124,10 @@ class World:
         self.kube: KubeGateway
         self.operator: Operator | None = None
         self.sidecars: dict[str, FakeSidecar] = {}
-        self._task: asyncio.Task[None] | None = None
+        self.clock: Callable[[], float] = time.time
+        """The operator's wall clock."""
+        self.task: asyncio.Task[None] | None = None
+        """The operator at work."""
         self._stop = asyncio.Event()
 
     async def __aenter__(self) -> "World":
@@ -121,15 +143,15 @@ class World:
     async def start_operator(self, **settings: Any) -> Operator:
         """Start an operator and wait until it is ready."""
         values = {name: getattr(self.settings, name) for name in self.settings.__dataclass_fields__}
-        self.operator = Operator(Settings(**{**values, **settings}))
+        self.operator = Operator(Settings(**{**values, **settings}), clock=self.clock)
         self._stop = asyncio.Event()
-        self._task = asyncio.create_task(self.operator.run(self._stop))
+        self.task = asyncio.create_task(self.operator.run(self._stop))
         operator = self.operator
 
         async def ready() -> bool:
-            assert self._task is not None
-            if self._task.done():
-                self._task.result()
+            assert self.task is not None
+            if self.task.done():
+                self.task.result()
             return not operator.health.faults(operator.health.readiness)
 
         await self.eventually(ready)
@@ -137,10 +159,10 @@ class World:
 
     async def stop_operator(self) -> None:
         """Stop it as SIGTERM would."""
-        if self._task is None:
+        if self.task is None:
             return
         self._stop.set()
-        task, self._task = self._task, None
+        task, self.task = self.task, None
         await asyncio.wait_for(task, 15)
 
     async def eventually(
@@ -150,8 +172,8 @@ class World:
         deadline = time.monotonic() + seconds
         last: Any = None
         while time.monotonic() < deadline:
-            if self._task is not None and self._task.done():
-                self._task.result()
+            if self.task is not None and self.task.done():
+                self.task.result()
             with contextlib.suppress(KeyError, TypeError, IndexError):
                 last = await check()
                 if last:
@@ -219,6 +241,12 @@ class World:
             await self._make_pod(deployment, replica_set, answering)
         await self._report(name, deployment, wanted)
         return await self.pods(name)
+
+    async def make_surplus(self, count: int, name: str = "chat") -> None:
+        """Make Pods beyond what the Deployment asks for, which are on no node."""
+        deployment = await self.deployment(name)
+        replica_set = await self._replica_set(deployment)
+        await asyncio.gather(*(self._create_pod(deployment, replica_set) for _ in range(count)))
 
     async def pods(self, name: str = "chat") -> list[Object]:
         """The Pods of a service."""
@@ -292,10 +320,10 @@ class World:
             },
         )
 
-    async def _make_pod(self, deployment: Object, replica_set: Object, answering: bool) -> None:
+    async def _create_pod(self, deployment: Object, replica_set: Object) -> Object:
         template = deployment["spec"]["template"]
         name = f"{name_of(deployment)}-{next(_addresses)}"
-        pod = await self.kube.create(
+        return await self.kube.create(
             PODS,
             {
                 "apiVersion": "v1",
@@ -310,7 +338,12 @@ class World:
                 "spec": {**template["spec"], "terminationGracePeriodSeconds": 0},
             },
         )
-        ip = f"127.0.0.{name.rsplit('-', 1)[-1]}"
+
+    async def _make_pod(self, deployment: Object, replica_set: Object, answering: bool) -> None:
+        pod = await self._create_pod(deployment, replica_set)
+        name = name_of(pod)
+        number = int(name.rsplit("-", 1)[-1])
+        ip = f"127.0.{number // 250}.{2 + number % 250}"
         sidecar = FakeSidecar(
             ip, self.settings.state_port, self.settings.admin_port, self._private.public_key()
         )

@@ -2,7 +2,8 @@
 
 Three traps of the client are closed here once: without an explicit content type a patch goes out
 as a strategic merge patch and not as an apply; raw responses do not raise on 4xx and 5xx; and its
-default timeout is five minutes. Writes pass a token bucket, and all requests are counted.
+default timeout is five minutes. Writes pass a token bucket, and all requests are counted. A server
+that asks for patience (429 with Retry-After) gets no write before, whichever service it is about.
 """
 
 import asyncio
@@ -22,6 +23,8 @@ FIELD_MANAGER = "kvscaler-operator"
 APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 LIST_PAGE_OBJECTS = 500
+PATIENCE_CAP_SECONDS = 120.0
+"""No answer of a server keeps us from asking again for longer than this."""
 
 
 class KubeError(Exception):
@@ -103,6 +106,7 @@ class KubeGateway:
         self._writes = writes or TokenBucket(50.0, 100)
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds, connect=5.0)
         self._observer = observer
+        self._patient_until = float("-inf")
         self.write_count = 0
         """Writes sent since the start, Lease renewals left out."""
 
@@ -151,7 +155,7 @@ class KubeGateway:
         if dry_run:
             query["dryRun"] = "All"
         path = resource.path(namespace_of(document), name_of(document), subresource)
-        return await self._write("PATCH", resource, path, document, query, APPLY)
+        return await self._patch(resource, path, document, query, APPLY)
 
     async def merge(
         self,
@@ -164,7 +168,7 @@ class KubeGateway:
         """A JSON merge patch."""
         path = resource.path(namespace, name, subresource)
         query = {"fieldManager": FIELD_MANAGER}
-        return await self._write("PATCH", resource, path, patch, query, MERGE)
+        return await self._patch(resource, path, patch, query, MERGE)
 
     async def create(self, resource: Resource, document: Object, *, limited: bool = True) -> Object:
         """Create an object; `ConflictError` when the name is taken."""
@@ -204,6 +208,21 @@ class KubeGateway:
             if not token:
                 return
 
+    async def _patch(
+        self,
+        resource: Resource,
+        path: str,
+        body: Object,
+        query: Mapping[str, str],
+        content_type: str,
+    ) -> Object:
+        """A patch names no version, so a conflict is mostly a race within the server: it is tried
+        once more at once, where a whole pass anew would meet the next one."""
+        try:
+            return await self._write("PATCH", resource, path, body, query, content_type)
+        except ConflictError:
+            return await self._write("PATCH", resource, path, body, query, content_type)
+
     async def _write(
         self,
         verb: str,
@@ -216,6 +235,7 @@ class KubeGateway:
         limited: bool = True,
     ) -> Object:
         if limited:
+            self._refuse_while_patient(f"{verb} {path}")
             await self._writes.take()
             if self._fence is not None and not self._fence():
                 # A process that was stopped and goes on must not write over its successor.
@@ -247,7 +267,19 @@ class KubeGateway:
                 self._observer.request(verb, resource.plural, status, loop.time() - begun)
         if status < 400:
             return dict(json.loads(raw))
-        raise _error(status, raw, headers, what)
+        refusal = _error(status, raw, headers, what)
+        if isinstance(refusal, UnavailableError) and refusal.retry_after_seconds is not None:
+            wait = min(refusal.retry_after_seconds, PATIENCE_CAP_SECONDS)
+            self._patient_until = max(self._patient_until, loop.time() + wait)
+        raise refusal
+
+    def _refuse_while_patient(self, what: str) -> None:
+        wait = self._patient_until - asyncio.get_running_loop().time()
+        if wait > 0:
+            words = f"the API server asked for patience: nothing is written for {wait:.0f} s"
+            error = UnavailableError(429, "TooManyRequests", words, what)
+            error.retry_after_seconds = wait
+            raise error
 
     async def _send(
         self,
