@@ -53,8 +53,17 @@ class StepPlan:
 
     @property
     def context_tokens(self) -> int:
-        """Tokens that attention reads in this step, over all chunks."""
-        return sum(c.start + c.length for c in self.chunks)
+        """Tokens that decoding sequences read in this step."""
+        return sum(c.start + 1 for c in self.chunks if c.length == 1 and c.samples)
+
+    @property
+    def prefill_pairs(self) -> int:
+        """Query-key pairs of the prefill tokens: one at position p meets p + 1 keys."""
+        return sum(
+            c.length * c.start + c.length * (c.length + 1) // 2
+            for c in self.chunks
+            if not (c.length == 1 and c.samples)
+        )
 
 
 class Outcome(NamedTuple):

@@ -2,11 +2,16 @@
 
 A step of a continuous-batching engine costs
 
-    seconds = base + per_sequence · decodes + per_context_token · context + per_prefill_token · prefill
+    seconds = base + per_sequence · decodes + per_context_token · context
+            + per_prefill_token · prefill + per_prefill_pair · pairs
+
+where `context` counts what decoding sequences read, and `pairs` are the query-key pairs of prefill:
+a prompt token at position p meets p + 1 of them. A card computes a pair much faster than it reads a
+token's keys and values; a CPU does not, and where no cost of a pair is known it is that of reading.
 
 With λ requests a second on a replica, prompt P and output O tokens, a request adds this work:
 
-    w_p = per_prefill · E[P] + per_context · E[P²]/2          prefill seconds
+    w_p = per_prefill · E[P] + per_pair · E[P²]/2             prefill seconds
     M   = E[P·O] + E[O²]/2                                    KV token-steps
     w_d = per_sequence · E[O] + per_context · M               decode seconds
 
@@ -45,6 +50,14 @@ class StepTimeModel:
     per_context_token_seconds: float
     per_prefill_token_seconds: float
     source: str
+    per_prefill_pair_seconds: float | None = None
+    """`None` where it is not known: then a pair costs what a context token costs."""
+
+    @property
+    def pair_seconds(self) -> float:
+        """Seconds of one query-key pair of prefill."""
+        known = self.per_prefill_pair_seconds
+        return self.per_context_token_seconds if known is None else known
 
     @classmethod
     def from_costs(
@@ -57,15 +70,34 @@ class StepTimeModel:
             costs.per_context_token_seconds,
             costs.per_prefill_token_seconds,
             source,
+            costs.per_prefill_pair_seconds,
         )
 
-    def step_seconds(self, decodes: int, context_tokens: int, prefill_tokens: int = 0) -> float:
-        """Seconds of one step over `decodes` sequences that read `context_tokens` in all."""
+    def costs(self, time_scale: float = 1.0) -> StepCosts:
+        """The constants as a replica reports them whose times are all `time_scale` as long."""
+        pair = self.per_prefill_pair_seconds
+        return StepCosts(
+            base_seconds=time_scale * self.base_seconds,
+            per_sequence_seconds=time_scale * self.per_sequence_seconds,
+            per_context_token_seconds=time_scale * self.per_context_token_seconds,
+            per_prefill_token_seconds=time_scale * self.per_prefill_token_seconds,
+            per_prefill_pair_seconds=None if pair is None else time_scale * pair,
+        )
+
+    def step_seconds(
+        self, decodes: int, context_tokens: int, prefill_tokens: int = 0, prefill_pairs: int = 0
+    ) -> float:
+        """Seconds of one step.
+
+        `decodes` sequences read `context_tokens` in all; prefill computes `prefill_tokens`, which
+        meet `prefill_pairs` keys.
+        """
         return (
             self.base_seconds
             + self.per_sequence_seconds * decodes
             + self.per_context_token_seconds * context_tokens
             + self.per_prefill_token_seconds * prefill_tokens
+            + self.pair_seconds * prefill_pairs
         )
 
     def prefill_work_seconds(self, work: RequestWork, hit_share: float = 0.0) -> float:
@@ -73,7 +105,7 @@ class StepTimeModel:
         computed = 1.0 - hit_share
         return computed * (
             self.per_prefill_token_seconds * work.prompt_mean_tokens
-            + self.per_context_token_seconds * work.prompt_second_moment / 2
+            + self.pair_seconds * work.prompt_second_moment / 2
         )
 
     def decode_work_seconds(self, work: RequestWork) -> float:
@@ -130,17 +162,3 @@ class StepTimeModel:
 
 MAX_UTILIZATION = 0.97
 """ρ above which the steady state is too far away to be a plan."""
-
-LLAMA_3_1_8B_H100 = StepTimeModel(
-    base_seconds=6.342e-3,
-    per_sequence_seconds=12.15e-6,
-    per_context_token_seconds=41.563e-9,
-    per_prefill_token_seconds=20.884e-6,
-    source=(
-        "Llama-3.1-8B bf16, one H100 SXM, vLLM 0.24: least-squares fit to the step latencies of the "
-        "aiconfigurator-core 0.12.0 silicon database (NVIDIA, Apache-2.0); mean relative error "
-        "2.5 % on decode, 4 % on prefill, 7.3 % on mixed steps"
-    ),
-)
-"""Its prefill attention (0.78 ns per token pair against 0.04 here) is left out: it matters above
-about 10,000 prompt tokens. Mixed steps are overstated, which errs towards more replicas."""

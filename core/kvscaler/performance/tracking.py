@@ -3,7 +3,7 @@
 Costs that were timed at start are of a quiet machine, or of one that others kept busy; a CPU limit
 throttles, neighbours come and go. The proportions of a step (base, sequences, context) belong to
 the model and stay; its pace is what changes. So steps that only decode move one common factor, and
-what a step with prefill takes beyond its decode part moves the cost of a prompt token.
+what a step with prefill takes beyond decoding and attention moves the cost of a prompt token.
 """
 
 from kvscaler.performance.step_time import StepTimeModel
@@ -20,13 +20,18 @@ class StepCostTracker:
     """Follows the costs of one replica, from what it measured at start."""
 
     def __init__(self, measured: StepCosts) -> None:
-        self._measured = measured
         self._model = StepTimeModel.from_costs(measured)
         self._pace = 1.0
         self._prefill_seconds = measured.per_prefill_token_seconds
 
     def observe(
-        self, decodes: int, context_tokens: int, prefill_tokens: int, seconds: float
+        self,
+        decodes: int,
+        context_tokens: int,
+        prefill_tokens: int,
+        seconds: float,
+        *,
+        prefill_pairs: int = 0,
     ) -> None:
         """Learn from a step that took `seconds`, as `StepTimeModel.step_seconds` counts it."""
         decode_part = self._model.step_seconds(decodes, context_tokens)
@@ -36,7 +41,8 @@ class StepCostTracker:
             ratio = min(seconds / decode_part, MAX_STEP_RATIO * self._pace)
             self._pace += WEIGHT * (ratio - self._pace)
             return
-        rest = max(0.0, seconds - self._pace * decode_part) / prefill_tokens
+        attention = self._model.pair_seconds * prefill_pairs
+        rest = max(0.0, seconds - self._pace * (decode_part + attention)) / prefill_tokens
         if self._prefill_seconds > 0:
             rest = min(rest, MAX_STEP_RATIO * self._prefill_seconds)
         # A large chunk tells more about the cost of a token than a small one.
@@ -46,10 +52,5 @@ class StepCostTracker:
     @property
     def costs(self) -> StepCosts:
         """The costs as they are now."""
-        measured = self._measured
-        return StepCosts(
-            base_seconds=measured.base_seconds * self._pace,
-            per_sequence_seconds=measured.per_sequence_seconds * self._pace,
-            per_context_token_seconds=measured.per_context_token_seconds * self._pace,
-            per_prefill_token_seconds=self._prefill_seconds,
-        )
+        costs = self._model.costs(self._pace)
+        return costs.model_copy(update={"per_prefill_token_seconds": self._prefill_seconds})

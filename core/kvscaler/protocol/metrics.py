@@ -219,6 +219,11 @@ STATE_METRICS: tuple[StateMetric, ...] = (
         "step_costs.per_prefill_token_seconds",
         "Step-time model: per prompt token computed.",
     ),
+    _gauge(
+        "kvscaler_step_prefill_pair_seconds",
+        "step_costs.per_prefill_pair_seconds",
+        "Step-time model: per query-key pair of prefill; absent where it is not known.",
+    ),
     _gauge("kvscaler_in_flight_requests", "in_flight.requests", "Requests admitted, unfinished."),
     _gauge(
         "kvscaler_in_flight_prompt_tokens",

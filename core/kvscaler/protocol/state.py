@@ -4,6 +4,7 @@ Counters are cumulative since the process started (`started_at` tells a restart 
 are made by whoever reads them, by subtraction. What is not known is absent (`None`), never 0.
 """
 
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
@@ -54,11 +55,11 @@ class CapacityReport(Message):
     block_bytes: Count
     """Bytes of one block over all layers, keys and values."""
     pool_bytes: Count
-    """Counted from the allocated tensors."""
+    """Counted from the allocated tensors; a modelled executor allocates none."""
     predicted_kv_blocks: Count
     predicted_pool_bytes: Count
     weight_bytes: Count
-    """Counted from the loaded tensors."""
+    """Counted from the loaded tensors; a modelled executor loads none."""
     predicted_weight_bytes: Count
     max_sequences: Count
     max_context_tokens: Count
@@ -67,13 +68,16 @@ class CapacityReport(Message):
 class StepCosts(Message):
     """Linear step time, measured by the replica at start and kept up to date.
 
-    `seconds = base + per_sequence * decodes + per_context_token * context + per_prefill_token * prefill`
+    `seconds = base + per_sequence * decodes + per_context_token * context
+    + per_prefill_token * prefill + per_prefill_pair * pairs`; pairs of a query and a key in prefill.
     """
 
     base_seconds: Seconds
     per_sequence_seconds: Seconds
     per_context_token_seconds: Seconds
     per_prefill_token_seconds: Seconds
+    per_prefill_pair_seconds: Seconds | None = None
+    """Absent where it is not known: a pair then counts as a context token."""
 
 
 class TrafficCounters(Message):
@@ -118,6 +122,13 @@ class InFlight(Message):
     generated_tokens_squared: float = 0
 
 
+class ExecutorType(StrEnum):
+    """Executors of this version. A report may name another: that of a newer replica."""
+
+    TORCH = "Torch"
+    MODELLED = "Modelled"
+
+
 class ExecutorReport(Message):
     """Which executor runs, so that a modelled replica is never mistaken for a real one."""
 
@@ -126,9 +137,10 @@ class ExecutorReport(Message):
     compute_dtype: str
     kv_dtype: str
     time_scale: float = 1.0
+    """Times of a modelled executor are stretched by this; 1 for every other."""
     threads: int | None = None
     reason: str = ""
-    """Why this compute dtype was chosen."""
+    """Why this compute dtype was chosen; of a modelled executor, where its step times come from."""
 
 
 class ModelReport(Message):

@@ -84,6 +84,8 @@ class EngineLoop:
         self._stopping = False
         self._events: list[tuple[Mailbox, int, Event]] = []
         self._beat = clock()
+        self._step_ended: float | None = None
+        """When the last step ended, while there is work: the next one's time counts from there."""
         self._looked_at = clock()
         self.failure: str | None = None
         """Why the thread ended, if an error ended it."""
@@ -190,6 +192,7 @@ class EngineLoop:
             self._flush()
             self._look_if_due(False)
             return True
+        self._step_ended = None
         self._engine.commit(plan, (), now, 0.0)
         self.look = self._take_look()
         self._sleep()
@@ -243,9 +246,11 @@ class EngineLoop:
                 self._executor.remove(request)
 
     def _step(self, plan: StepPlan) -> None:
-        began = self._clock()
+        """Run and book a step. Its time counts from the end of the one before, while there is
+        work: what the thread does in between is a part of what a token takes."""
+        began = self._clock() if self._step_ended is None else self._step_ended
         tokens = self._executor.execute(plan)
-        now = self._clock()
+        now = self._step_ended = self._clock()
         outcomes: list[Outcome] = []
         sampled = iter(tokens)
         for chunk in plan.chunks:
@@ -255,7 +260,11 @@ class EngineLoop:
             self._finish(request, now)
         if self._step_costs is not None:
             self._step_costs.observe(
-                plan.decode_sequences, plan.context_tokens, plan.prefill_tokens, now - began
+                plan.decode_sequences,
+                plan.context_tokens,
+                plan.prefill_tokens,
+                now - began,
+                prefill_pairs=plan.prefill_pairs,
             )
 
     def _take_token(self, request: EngineRequest, token: SampledToken, now: float) -> Outcome:

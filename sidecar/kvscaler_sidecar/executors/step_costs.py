@@ -1,6 +1,7 @@
 """Measure the constants of the linear step-time model on this very machine, before traffic.
 
-`seconds = base + per_sequence * decodes + per_context_token * context + per_prefill_token * prefill`
+`seconds = base + per_sequence * decodes + per_context_token * (context + pairs)
++ per_prefill_token * prefill`: on a CPU, a pair of prefill's attention counts as a context token.
 Each constant is a difference of two steps that differ in one term only, each step the fastest of a
 few, since others on the machine can only slow it. The pool must not be in use: contents of blocks
 are overwritten and left as they fall, finite.
@@ -56,7 +57,8 @@ def measure_step_costs(executor: Stepper, max_context_tokens: int, step_tokens: 
     context = max(0.0, (deep - many) / (batch * (long - short))) if long > short else 0.0
     sequence = max(0.0, (many - one) / (batch - 1) - context * short) if batch > 1 else 0.0
     base = max(0.0, one - sequence - context * short)
-    token = max(0.0, (wide - base - context * prefill) / prefill)
+    pairs = prefill * (prefill + 1) // 2
+    token = max(0.0, (wide - base - context * pairs) / prefill)
     return StepCosts(
         base_seconds=base,
         per_sequence_seconds=sequence,

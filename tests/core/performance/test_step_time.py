@@ -89,3 +89,29 @@ def test_the_closed_form_is_the_fixed_point():
     assert rho < 0.9
     closed = LLAMA_3_1_8B_H100.time_per_output_token_seconds(rho)
     assert closed_form_by_iteration(LLAMA_3_1_8B_H100, rate) == pytest.approx(closed)
+
+
+def test_a_pair_of_prefill_costs_what_is_known_of_it() -> None:
+    known = StepTimeModel(1.0, 0.1, 0.01, 0.001, "test", per_prefill_pair_seconds=0.0001)
+    assert known.step_seconds(0, 0, 10, 55) == pytest.approx(1.0 + 0.01 + 0.0055)
+    unknown = StepTimeModel(1.0, 0.1, 0.01, 0.001, "test")
+    assert unknown.step_seconds(0, 0, 10, 55) == pytest.approx(1.0 + 0.01 + 0.55)
+
+
+def test_a_prompt_costs_the_same_as_work_and_as_steps_in_chunks():
+    model, prompt, chunk = LLAMA_3_1_8B_H100, 20_000, 2_000
+    steps = sum(
+        model.step_seconds(0, 0, chunk, chunk * start + chunk * (chunk + 1) // 2)
+        - model.base_seconds
+        for start in range(0, prompt, chunk)
+    )
+    work = RequestWork(prompt, prompt**2, 0, 0, 0)
+    assert model.prefill_work_seconds(work) == pytest.approx(steps, rel=1e-3)
+
+
+@given(MODELS, st.floats(0.001, 1000))
+def test_reported_costs_are_all_stretched_alike(model, scale):
+    stretched = StepTimeModel.from_costs(model.costs(scale))
+    assert stretched.step_seconds(3, 100, 20, 210) == pytest.approx(
+        scale * model.step_seconds(3, 100, 20, 210)
+    )

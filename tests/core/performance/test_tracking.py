@@ -65,3 +65,14 @@ def test_nothing_is_learned_from_no_time() -> None:
     tracker = StepCostTracker(START)
     tracker.observe(1, 10, 0, 0.0)
     assert tracker.costs == START
+
+
+def test_attention_of_long_prompts_is_not_taken_for_a_cost_of_their_tokens() -> None:
+    known = START.model_copy(update={"per_prefill_pair_seconds": 1e-7})
+    tracker, true = StepCostTracker(known), StepTimeModel.from_costs(known)
+    for start in range(0, 20_000, 500):
+        pairs = 500 * start + 500 * 501 // 2
+        seconds = true.step_seconds(2, 40, 500, pairs)
+        tracker.observe(2, 40, 500, seconds, prefill_pairs=pairs)
+    assert tracker.costs.per_prefill_token_seconds == pytest.approx(4e-4)
+    assert tracker.costs.per_prefill_pair_seconds == 1e-7

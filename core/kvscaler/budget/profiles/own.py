@@ -35,6 +35,11 @@ RANDOM_ROWS = 8
 DEFAULT_BLOCK_TOKENS = 16
 DEFAULT_STEP_TOKENS = 512
 DEFAULT_MAX_SEQUENCES = 64
+CUDA_STEP_TOKENS = 2048
+CUDA_MAX_SEQUENCES = 256
+"""On a card, a step's weights are read once for all its tokens: 512 prompt tokens are too few to
+pay for them, and 64 sequences would leave most of its KV memory unused. The values are vLLM's
+defaults for cards below 70 GB."""
 DEFAULT_UTILIZATION_PERCENT = 90.0
 
 
@@ -126,7 +131,12 @@ class OwnCudaProfile:
         self, model: ModelArchitecture, accelerator: Accelerator, settings: EngineSettings
     ) -> ResolvedSettings:
         """Compute in the model's own element type unless told."""
-        return _resolve(settings, default_compute_dtype=model.native_dtype)
+        return _resolve(
+            settings,
+            default_compute_dtype=model.native_dtype,
+            default_step_tokens=CUDA_STEP_TOKENS,
+            default_max_sequences=CUDA_MAX_SEQUENCES,
+        )
 
     def lines(
         self, model: ModelArchitecture, accelerator: Accelerator, settings: ResolvedSettings
@@ -143,7 +153,12 @@ class OwnCudaProfile:
         return (*_common_lines(model, settings), context)
 
 
-def _resolve(settings: EngineSettings, default_compute_dtype: str) -> ResolvedSettings:
+def _resolve(
+    settings: EngineSettings,
+    default_compute_dtype: str,
+    default_step_tokens: int = DEFAULT_STEP_TOKENS,
+    default_max_sequences: int = DEFAULT_MAX_SEQUENCES,
+) -> ResolvedSettings:
     compute = default_compute_dtype
     if settings.compute_dtype != AUTO:
         compute = canonical_dtype(settings.compute_dtype)
@@ -152,8 +167,8 @@ def _resolve(settings: EngineSettings, default_compute_dtype: str) -> ResolvedSe
             settings.memory_utilization_percent or DEFAULT_UTILIZATION_PERCENT
         ),
         max_context_tokens=settings.max_context_tokens,
-        max_sequences=settings.max_sequences or DEFAULT_MAX_SEQUENCES,
-        step_tokens=settings.step_tokens or DEFAULT_STEP_TOKENS,
+        max_sequences=settings.max_sequences or default_max_sequences,
+        step_tokens=settings.step_tokens or default_step_tokens,
         block_tokens=settings.block_tokens or DEFAULT_BLOCK_TOKENS,
         compute_dtype=compute,
         kv_dtype=compute if settings.kv_dtype == AUTO else canonical_dtype(settings.kv_dtype),
