@@ -17,11 +17,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from kvscaler.protocol.state import ExecutorType
+
 LIMIT_OVERRIDES = frozenset(
     {"charge", "watermark_percent", "queue_requests", "queue_tokens", "queue_bytes"}
     | {"watermark_blocks", "max_wait_seconds", "mode", "max_sequences", "step_tokens"}
 )
 """Fields that `KVSCALER_LIMITS` may set; what memory decides is never among them."""
+
+
+MAX_TIME_SCALE = 1000.0
+"""A step of an H100 then takes half a minute: the engine still shows that it lives."""
+
+MODELLED_OPTIONS = ("time_scale", "modelled_start_seconds", "modelled_output_tokens")
+"""Options of the executor Modelled: with another they would be ignored, so they are refused."""
 
 
 class ConfigurationError(Exception):
@@ -43,6 +52,20 @@ def _count(text: str) -> int:
     value = int(text)
     if value < 0:
         raise ValueError("must not be negative")
+    return value
+
+
+def _executor(text: str) -> ExecutorType:
+    try:
+        return ExecutorType(text)
+    except ValueError:
+        raise ValueError(f"there is no such executor; use {' or '.join(ExecutorType)}") from None
+
+
+def _scale(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= MAX_TIME_SCALE:
+        raise ValueError(f"must be a number above 0, at most {MAX_TIME_SCALE:g}")
     return value
 
 
@@ -171,7 +194,17 @@ class Settings(ProcessSettings):
     prefix_caching: bool = _option(_switch, "Enabled or Disabled", True)
     memory_utilization_percent: float = _option(_percent, "share of the memory to use", 90)
     accelerator: str = _option(str, "name in the accelerator table", "cpu")
-    executor: str = _option(str, "what computes the steps", "Torch")
+    executor: ExecutorType = _option(
+        _executor, "what computes the steps: Torch, or Modelled (step times of the accelerator)",
+        ExecutorType.TORCH,
+    )  # fmt: skip
+    time_scale: float = _option(_scale, "stretches all times of the executor Modelled", 1.0)
+    modelled_start_seconds: float = _option(
+        _seconds, "cold start of the executor Modelled, before the time scale", 0.0
+    )
+    modelled_output_tokens: int = _option(
+        _count, "mean output of the executor Modelled; 0 goes on until max_tokens", 0
+    )
     threads: int = _option(_count, "compute threads; 0 takes the CPUs of the container", 0)
 
 
@@ -205,6 +238,10 @@ examples:
   # the same by variables, as the operator does it
   KVSCALER_MODEL_URI=builtin://smollm2-135m KVSCALER_MEMORY_BYTES=2147483648 \\
     kvscaler-sidecar serve
+
+  # a dry run of an H100 with Llama-3.1-8B: its memory and its step times, synthetic tokens
+  kvscaler-sidecar serve --executor Modelled --accelerator h100 --memory-bytes 85017624576 \\
+    --model-uri hf://meta-llama/Llama-3.1-8B-Instruct --time-scale 2
 
   # a small pool that charges each request its max_tokens and lets 8 wait
   kvscaler-sidecar serve --model-uri builtin://smollm2-135m --memory-bytes 1073741824 \\
@@ -257,6 +294,17 @@ def load(
     Raises `ConfigurationError` that lists everything wrong at once.
     """
     settings = load_table(Settings, flags, environment)
+    if settings.executor is not ExecutorType.MODELLED:
+        misplaced = [
+            flag_name(option.name)
+            for option in fields(Settings)
+            if option.name in MODELLED_OPTIONS and getattr(settings, option.name) != option.default
+        ]
+        if misplaced:
+            raise ConfigurationError(
+                f"{', '.join(misplaced)} goes with the executor Modelled, and this one is "
+                f"{settings.executor}: remove it, or give {flag_name('executor')} Modelled"
+            )
     if not settings.served_names:
         name = settings.model_uri.rstrip("/").rsplit("/", 1)[-1]
         settings = replace(settings, served_names=(name,))
@@ -299,6 +347,6 @@ def load_table(
 
 def parse_arguments(arguments: Sequence[str]) -> Settings:
     """Settings from a command line without the program's name; for `serve` and for tests."""
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_arguments(parser)
     return load(vars(parser.parse_args(arguments)))

@@ -19,8 +19,6 @@ from kvscaler_sidecar.replica import Loaded
 from kvscaler_sidecar.start import Plan, StartRefused
 from kvscaler_sidecar.tokenizer import HuggingFaceTokenizer
 
-EXECUTORS = ("Torch",)
-
 
 @dataclass(frozen=True, slots=True)
 class TorchLoader:
@@ -32,17 +30,18 @@ class TorchLoader:
     def for_machine(cls, settings: Settings) -> Self:
         """The loader for this machine, with its threads set.
 
-        Raises `StartRefused` for an executor that this image does not have.
+        Raises `StartRefused` for a number of threads that can't be.
         """
-        if settings.executor not in EXECUTORS:
-            raise StartRefused(
-                f"executor {settings.executor!r} is not built; use {' or '.join(EXECUTORS)}"
-            )
         try:
             torch.set_num_threads(settings.threads or thread_count())
         except ThreadsError as error:
             raise StartRefused(str(error)) from error
         return cls(choose_compute_dtype())
+
+    @property
+    def compute_dtype(self) -> str:
+        """What the budget is to count with."""
+        return self.compute.name
 
     def __call__(self, settings: Settings, plan: Plan) -> Loaded:
         """Weights, pool, tokenizer and measured step costs, in this order.
@@ -62,6 +61,7 @@ class TorchLoader:
             max_context_tokens=budget.max_context_tokens,
             compute=self.compute,
         )
+        assert plan.folder is not None
         try:
             tokenizer = HuggingFaceTokenizer.from_folder(plan.folder)
             executor = Torch.load(plan.folder, torch_settings)

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 from kvscaler import __version__
+from kvscaler.protocol.state import ExecutorType
 
 from kvscaler_sidecar import logs
 from kvscaler_sidecar.config import (
@@ -37,6 +39,8 @@ from kvscaler_sidecar.start import (
 )
 
 if TYPE_CHECKING:
+    from kvscaler_sidecar.loader import TorchLoader
+    from kvscaler_sidecar.modelled_loader import ModelledLoader
     from kvscaler_sidecar.process import ServingProcess
 
 log = logging.getLogger(__name__)
@@ -71,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Serve a model on three ports: OpenAI API, metrics and state, admin API.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # what a flag says must be plain to whoever reads a Pod's arguments
     )
     mode = _mode(arguments)
     serve_parser.add_argument(
@@ -117,12 +122,9 @@ def _mode(arguments: Sequence[str]) -> Mode:
 
 def serve(settings: Settings) -> int:
     """Serve until told to stop; the exit code."""
-    # Imported late: help and wrong options need not wait for the libraries of a model.
-    from kvscaler_sidecar.loader import TorchLoader  # noqa: PLC0415
-
     try:
-        loader = TorchLoader.for_machine(settings)
-        plan = plan_start(settings, loader.compute.name, container_memory_limit_bytes())
+        loader = _loader(settings)
+        plan = plan_start(settings, loader.compute_dtype, container_memory_limit_bytes())
     except StartRefused as error:
         return _refuse(settings, error)
 
@@ -138,6 +140,18 @@ def serve(settings: Settings) -> int:
         logging.shutdown()
         os._exit(code)
     return code
+
+
+def _loader(settings: Settings) -> "TorchLoader | ModelledLoader":
+    """What makes the executor. Imported late: help and wrong options need not wait for the
+    libraries of a model, and a modelled replica never loads them."""
+    if settings.executor is ExecutorType.MODELLED:
+        from kvscaler_sidecar.modelled_loader import ModelledLoader  # noqa: PLC0415
+
+        return ModelledLoader(begun=time.monotonic())
+    from kvscaler_sidecar.loader import TorchLoader  # noqa: PLC0415
+
+    return TorchLoader.for_machine(settings)
 
 
 def gate(settings: GateSettings) -> int:

@@ -20,7 +20,7 @@ from kvscaler.protocol.state import ReplicaState, StepCosts
 from kvscaler_sidecar.admin.app import EngineUnavailable
 from kvscaler_sidecar.config import Settings
 from kvscaler_sidecar.engine.loop import EngineLoop
-from kvscaler_sidecar.executors.seam import Executor, Tokenizer
+from kvscaler_sidecar.executors.seam import Executor, SamplingParams, Tokenizer
 from kvscaler_sidecar.process import TICK_SECONDS, ServingProcess
 from kvscaler_sidecar.server.answer import Serving
 from kvscaler_sidecar.server.observe import Health, readiness
@@ -45,6 +45,8 @@ class Loaded:
     tokenizer: Tokenizer
     step_costs: StepCosts | None = None
     """Measured before the first request."""
+    unsupported_field: Callable[[SamplingParams], str | None] = lambda _: None
+    """Names the first field of a request that this executor can't honour."""
 
 
 Loader = Callable[[Settings, Plan], Loaded]
@@ -157,12 +159,20 @@ class Replica(ServingProcess):
         self._state.loaded(loaded.executor)
         engine.start()
         self._engine = engine
-        self._serving = Serving(engine, loaded.tokenizer, self._plan.budget.max_context_tokens)
+        self._serving = Serving(
+            engine,
+            loaded.tokenizer,
+            self._plan.budget.max_context_tokens,
+            loaded.executor.report,
+            loaded.unsupported_field,
+        )
         log.info(
             "ready",
             extra={
                 "kv_blocks": loaded.executor.kv_blocks,
                 "executor": loaded.executor.report.type,
+                "device": loaded.executor.report.device,
+                "time_scale": loaded.executor.report.time_scale,
                 "compute_dtype": loaded.executor.report.compute_dtype,
                 "limits": self._plan.limits(loaded.executor.kv_blocks).content_hash,
                 "seconds": round(time.time() - self._started_at, 3),

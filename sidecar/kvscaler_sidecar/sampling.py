@@ -1,12 +1,8 @@
 """From logits to tokens: greedy, temperature, top-k, top-p, penalties, log-probabilities.
 
-Random numbers are a pure function of (seed, index of the generated token), never the state of a
-generator. So a request that is preempted and recomputed, or moved to another batch, draws the same
-numbers again.
+Random numbers come from `draws`, so that a recomputed request draws the same again.
 """
 
-import hashlib
-import secrets
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from kvscaler.budget.profiles.own import RANDOM_ROWS
 
+from kvscaler_sidecar.draws import uniform
 from kvscaler_sidecar.executors.seam import SampledToken, SamplingParams, TokenLogprobs
 
 NUCLEUS_CANDIDATES = 512
@@ -32,17 +29,6 @@ class SamplingRow:
     params: SamplingParams
     seed: int
     generated: Sequence[int] = ()
-
-
-def seed_of(params: SamplingParams) -> int:
-    """The request's seed, or a fresh one if it gave none."""
-    return secrets.randbits(63) if params.seed is None else params.seed
-
-
-def uniform(seed: int, index: int) -> float:
-    """The number in [0, 1) that draw `index` of `seed` uses, the same on every machine."""
-    digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
-    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:

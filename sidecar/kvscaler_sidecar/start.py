@@ -24,6 +24,7 @@ from kvscaler.budget import (
 )
 from kvscaler.models import ModelArchitecture, UnknownModel, catalogue
 from kvscaler.protocol.limits import AdmissionLimits, AdmissionMode, ChargePolicy
+from kvscaler.protocol.state import ExecutorType
 
 from kvscaler_sidecar.config import Settings
 
@@ -50,7 +51,8 @@ class StartRefused(Exception):
 class Plan:
     """What the replica will be, before it holds a byte of it."""
 
-    folder: Path
+    folder: Path | None
+    """Where the model's files are; `None` when the executor reads none."""
     architecture: ModelArchitecture
     budget: KVBudget
     policy: AdmissionPolicy
@@ -70,8 +72,7 @@ def plan_start(
     `compute_dtype` is what the executor will compute in on this machine, `memory_limit_bytes` the
     limit of the container's cgroup, if any. Raises `StartRefused`.
     """
-    folder = model_folder(settings)
-    architecture = _architecture(settings, folder)
+    folder, architecture = _facts(settings)
     try:
         accelerator = hardware.find(settings.accelerator)
         accelerator = accelerator.with_memory(settings.memory_bytes)
@@ -106,6 +107,23 @@ def plan_start(
         )
     policy, overrides = limits_policy(settings.limits)
     return Plan(folder, architecture, budget, policy, overrides)
+
+
+def _facts(settings: Settings) -> tuple[Path | None, ModelArchitecture]:
+    """The model's files and what they say; a modelled replica may know it from the catalogue."""
+    if settings.executor is not ExecutorType.MODELLED:
+        folder = model_folder(settings)
+        return folder, _architecture(settings, folder)
+    try:
+        return None, catalogue.find(settings.model_uri).architecture
+    except UnknownModel as error:
+        unknown = error
+    try:
+        return None, _architecture(settings, model_folder(settings))
+    except StartRefused as error:
+        raise StartRefused(
+            f"executor {settings.executor} knows nothing about the model: {unknown}; and {error}"
+        ) from error
 
 
 def model_folder(settings: Settings) -> Path:

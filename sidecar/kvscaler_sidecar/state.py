@@ -51,6 +51,7 @@ class StateBuilder:
             device=settings.accelerator,
             compute_dtype=plan.budget.compute_dtype,
             kv_dtype=plan.budget.kv_dtype,
+            time_scale=settings.time_scale,
         )
         self._model = ModelReport(
             uri=settings.model_uri,

@@ -18,7 +18,7 @@ import httpx
 from kvscaler.engine.request import EngineRequest
 from kvscaler.engine.step import StepPlan
 from kvscaler.models import catalogue
-from kvscaler.protocol.state import ExecutorReport, ReplicaState, StepCosts
+from kvscaler.protocol.state import ExecutorReport, ExecutorType, ReplicaState, StepCosts
 from kvscaler_sidecar.config import Settings, load
 from kvscaler_sidecar.executors.seam import SampledToken, SamplingParams, TokenLogprobs
 from kvscaler_sidecar.replica import Loaded, Replica
@@ -234,13 +234,18 @@ async def running(
     executor: ParrotExecutor | None = None,
     *,
     loader: Callable[..., Loaded] | None = None,
+    kind: str = "Torch",
     wait_ready: bool = True,
     **options: Any,
 ) -> AsyncIterator[Running]:
-    """A replica of `executor` that is ready, ended and checked for leftovers afterwards."""
+    """A replica of `executor` that is ready, ended and checked for leftovers afterwards.
+
+    `kind` is the executor that its settings name, for a `loader` that makes it from them.
+    """
     executor = executor or ParrotExecutor()
-    settings = settings_for(root, **options)
-    plan = plan_start(settings, "float32")
+    settings = settings_for(root, executor=kind, **options)
+    modelled = settings.executor is ExecutorType.MODELLED
+    plan = plan_start(settings, "Auto" if modelled else "float32")
     sockets = {name: bind("127.0.0.1", 0) for name in ("http", "metrics", "admin")}
     replica = Replica(
         settings, plan, loader or (lambda *_: Loaded(executor, ByteTokenizer())), sockets

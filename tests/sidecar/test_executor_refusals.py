@@ -10,7 +10,8 @@ from kvscaler.engine.request import EngineRequest
 from kvscaler.engine.step import Chunk, StepPlan
 from kvscaler.models import ModelNotUnderstood
 from kvscaler_sidecar.executors.dtype import ComputeDtype, choose_compute_dtype
-from kvscaler_sidecar.executors.torch_cpu import ExecutorError, Torch, TorchSettings
+from kvscaler_sidecar.executors.plan_check import ExecutorError
+from kvscaler_sidecar.executors.torch_cpu import Torch, TorchSettings
 from kvscaler_sidecar.weights.llama import WeightsError
 from kvscaler_sidecar.weights.llama_config import LlamaConfig
 from safetensors.torch import load_file, save_file

@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kvscaler_sidecar.draws import uniform
 from kvscaler_sidecar.executors.seam import SamplingParams
-from kvscaler_sidecar.sampling import SamplingRow, sample, uniform
+from kvscaler_sidecar.sampling import SamplingRow, sample
 
 PROBABILITIES = [0.5, 0.25, 0.125, 0.0625, 0.0625]
 

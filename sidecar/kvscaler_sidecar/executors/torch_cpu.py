@@ -12,24 +12,22 @@ import torch
 from kvscaler.budget.profiles.own import BUCKET_BYTES
 from kvscaler.engine.request import EngineRequest
 from kvscaler.engine.step import StepPlan
-from kvscaler.protocol.state import ExecutorReport, StepCosts
+from kvscaler.protocol.state import ExecutorReport, ExecutorType, StepCosts
 from kvscaler_kernels.block_copy import copy_blocks
 from kvscaler_kernels.kv_write import write_kv
 from kvscaler_kernels.paged_attention import decode_attention, gather_blocks, prefill_attention
 
+from kvscaler_sidecar.draws import seed_of
 from kvscaler_sidecar.executors.dtype import ComputeDtype
 from kvscaler_sidecar.executors.layout import StepLayout, lay_out
+from kvscaler_sidecar.executors.plan_check import ExecutorError, check_plan
 from kvscaler_sidecar.executors.seam import SampledToken, SamplingParams
 from kvscaler_sidecar.executors.step_costs import measure_step_costs
 from kvscaler_sidecar.executors.views import StepViews
 from kvscaler_sidecar.executors.workspace import Workspace
-from kvscaler_sidecar.sampling import SamplingRow, sample, seed_of
+from kvscaler_sidecar.sampling import SamplingRow, sample
 from kvscaler_sidecar.weights.llama import LlamaWeights, load_llama
 from kvscaler_sidecar.weights.llama_config import LlamaConfig
-
-
-class ExecutorError(Exception):
-    """The executor can't do what was asked; the words name what, why and the next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ class Torch:
             device=settings.device,
         )
         self.report = ExecutorReport(
-            type="Torch",
+            type=ExecutorType.TORCH,
             device=settings.device,
             compute_dtype=settings.compute.name,
             kv_dtype=settings.compute.name,
@@ -183,24 +181,12 @@ class Torch:
         return measure_step_costs(self, settings.max_context_tokens, settings.step_tokens)
 
     def _check(self, plan: StepPlan) -> None:
-        rows = sum(chunk.length for chunk in plan.chunks)
-        if rows > self.settings.step_tokens:
-            raise ExecutorError(
-                f"a step of {rows} tokens exceeds the {self.settings.step_tokens} that buffers "
-                "were made for; lower the scheduler's step tokens"
-            )
-        for chunk in plan.chunks:
-            end = chunk.start + chunk.length
-            if end > self.settings.max_context_tokens:
-                raise ExecutorError(
-                    f"request {chunk.request.request_id}: {end} tokens exceed the context of "
-                    f"{self.settings.max_context_tokens}; refuse it at admission"
-                )
-            if end > len(chunk.request.block_table) * self.block_tokens:
-                raise ExecutorError(
-                    f"request {chunk.request.request_id}: no block for token {end - 1}; the "
-                    "scheduler must append blocks before it plans the chunk"
-                )
+        check_plan(
+            plan,
+            block_tokens=self.block_tokens,
+            step_tokens=self.settings.step_tokens,
+            max_context_tokens=self.settings.max_context_tokens,
+        )
 
     def _row(self, request: EngineRequest) -> SamplingRow:
         row = self._rows.get(request.request_id)

@@ -2,15 +2,16 @@
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from kvscaler.engine.request import FinishReason
 from kvscaler.protocol.refusals import RefusalReason
+from kvscaler.protocol.state import ExecutorReport
 
 from kvscaler_sidecar.engine.job import Event, Finished, Mailbox, Produced
-from kvscaler_sidecar.executors.seam import Tokenizer
+from kvscaler_sidecar.executors.seam import SamplingParams, Tokenizer
 from kvscaler_sidecar.server.errors import Refusal, error_body
 from kvscaler_sidecar.server.exchange import Exchange
 from kvscaler_sidecar.server.format import ChoiceText, Shape, Usage
@@ -34,6 +35,20 @@ class Serving:
     engine: Submitter
     text: Tokenizer
     max_context_tokens: int
+    executor: ExecutorReport
+    unsupported_field: Callable[[SamplingParams], str | None]
+
+    def check_sampling(self, params: SamplingParams) -> SamplingParams:
+        """`params`, unless the executor can't honour them: a field is never ignored silently."""
+        field = self.unsupported_field(params)
+        if field is not None:
+            raise Refusal(
+                RefusalReason.UNSUPPORTED_FIELD,
+                f"The executor {self.executor.type} of this replica computes no probabilities and "
+                f"takes no {field}. Leave it out.",
+                param=field,
+            )
+        return params
 
     async def encode(self, text: str, param: str) -> list[int]:
         """Token ids of a prompt. One that can't fit the context is refused before it is encoded,

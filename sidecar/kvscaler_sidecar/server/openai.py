@@ -105,6 +105,7 @@ class OpenAIServer:
         request, body_bytes, arrival = await self._read(exchange, parse_completion)
         self._check_model(request.model)
         check_sequences(len(request.prompts), request.n)
+        sampling = serving.check_sampling(_sampling(request, request.logprobs))
         prompts: list[list[int]] = []
         for prompt in request.prompts:
             if isinstance(prompt, str):
@@ -119,7 +120,7 @@ class OpenAIServer:
             prompts=prompts,
             max_new_tokens=limits,
             choices=request.n,
-            sampling=_sampling(request, request.logprobs),
+            sampling=sampling,
             stops=request.stops,
             ignore_eos=request.ignore_eos,
             cache_salt=request.cache_salt,
@@ -133,6 +134,8 @@ class OpenAIServer:
         serving = self._ready()
         request, body_bytes, arrival = await self._read(exchange, parse_chat)
         self._check_model(request.model)
+        logprobs = (request.top_logprobs or 0) if request.logprobs else None
+        sampling = serving.check_sampling(_sampling(request, logprobs))
         messages = [{"role": m.role, "content": m.text} for m in request.messages]
         try:
             text = await render(serving.text.render_chat, messages)
@@ -142,13 +145,12 @@ class OpenAIServer:
             ) from error
         prompt = await serving.encode(text, "messages")
         limit = serving.check_length(len(prompt), request.output_limit, "messages")
-        logprobs = (request.top_logprobs or 0) if request.logprobs else None
         wanted = Wanted(
             request_id=new_request_id("chatcmpl"),
             prompts=[prompt],
             max_new_tokens=[limit],
             choices=request.n,
-            sampling=_sampling(request, logprobs),
+            sampling=sampling,
             stops=request.stops,
             ignore_eos=request.ignore_eos,
             cache_salt=request.cache_salt,
@@ -177,6 +179,8 @@ class OpenAIServer:
         }
         if serving is not None:
             body["max_model_len"] = serving.max_context_tokens
+            body["executor"] = serving.executor.type
+            body["time_scale"] = serving.executor.time_scale
         return body
 
 
