@@ -67,6 +67,6 @@ class AcceleratorSpec(ApiModel):
         None,
         description=(
             "Extended resource that a Pod requests for each accelerator, such as nvidia.com/gpu."
-            " Absent means none is requested, as for cpu."
+            " Absent means none is requested, as for cpu; nor is one for the executor Modelled."
         ),
     )

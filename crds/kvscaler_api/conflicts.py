@@ -7,9 +7,13 @@ without a word. It is refused by a condition instead, with both places named.
 from collections.abc import Iterator
 from typing import Any
 
+from kvscaler.protocol.state import ExecutorType
+
+from kvscaler_api.engine import EngineType
+from kvscaler_api.executor import is_modelled, named_executors
 from kvscaler_api.metadata import COMPONENT_LABEL, SERVICE_UID_LABEL
 from kvscaler_api.service import InferenceServiceSpec
-from kvscaler_api.template import ENGINE_CONTAINER
+from kvscaler_api.template import ENGINE_CONTAINER, engine_settings, objects
 
 OWNED_SETTINGS: dict[str, str] = {
     "KVSCALER_SERVICE_UID": "the operator's own value",
@@ -64,8 +68,13 @@ _OWNED_FLAGS = {_flag(setting): field for setting, field in OWNED_SETTINGS.items
 
 
 def argument_conflicts(spec: InferenceServiceSpec) -> tuple[str, ...]:
-    """Arguments and environment that repeat a typed field, for `SpecValid=False/ArgConflict`."""
-    return (*_argument_conflicts(spec), *_environment_conflicts(spec))
+    """Arguments and environment that repeat a typed field, or name an executor that there is not,
+    for `SpecValid=False/ArgConflict`."""
+    return (
+        *_argument_conflicts(spec),
+        *_environment_conflicts(spec),
+        *_executor_conflicts(spec),
+    )
 
 
 def template_conflicts(spec: InferenceServiceSpec) -> tuple[str, ...]:
@@ -81,13 +90,21 @@ def _argument_conflicts(spec: InferenceServiceSpec) -> Iterator[str]:
 
 
 def _environment_conflicts(spec: InferenceServiceSpec) -> Iterator[str]:
-    for entry in _objects(engine_container(spec).get("env")):
+    for entry in objects(engine_container(spec).get("env")):
         field = OWNED_SETTINGS.get(str(entry.get("name")))
         if field is not None:
             yield (
                 f"spec.template: env {entry['name']} of the container {ENGINE_CONTAINER} repeats"
                 f" {field}: remove it"
             )
+
+
+def _executor_conflicts(spec: InferenceServiceSpec) -> Iterator[str]:
+    if spec.engine.type is not EngineType.KVSCALER:
+        return
+    for place, name in named_executors(spec):
+        if name not in set(ExecutorType):
+            yield f"{place} {name!r}: there is no such executor; use {' or '.join(ExecutorType)}"
 
 
 def _template_conflicts(spec: InferenceServiceSpec) -> Iterator[str]:
@@ -105,13 +122,18 @@ def _template_conflicts(spec: InferenceServiceSpec) -> Iterator[str]:
                 f"spec.template: {key} of the container {ENGINE_CONTAINER} contradicts {owner}:"
                 " remove it"
             )
-    resource = spec.accelerator.resource_name
+    resource, modelled = spec.accelerator.resource_name, is_modelled(spec)
     wanted = spec.engine.tensor_parallel * spec.engine.pipeline_parallel
     resources = container.get("resources")
     for part in ("limits", "requests"):
         amounts = resources.get(part) if isinstance(resources, dict) else None
         amount = amounts.get(resource) if resource and isinstance(amounts, dict) else None
-        if amount is not None and str(amount) != str(wanted):
+        if amount is not None and modelled:
+            yield (
+                f"spec.template: the executor Modelled takes no {resource}, but resources.{part} of"
+                f" the container {ENGINE_CONTAINER} asks for {amount}: remove it"
+            )
+        elif amount is not None and str(amount) != str(wanted):
             yield (
                 f"spec.template: resources.{part}[{resource}] of the container"
                 f" {ENGINE_CONTAINER} is {amount}, but tensorParallel x pipelineParallel is"
@@ -121,15 +143,4 @@ def _template_conflicts(spec: InferenceServiceSpec) -> Iterator[str]:
 
 def engine_container(spec: InferenceServiceSpec) -> dict[str, Any]:
     """The template's settings for the engine's container; empty when it has none."""
-    if spec.template is None:
-        return {}
-    for container in _objects(spec.template.spec.get("containers")):
-        if container.get("name") == ENGINE_CONTAINER:
-            return container
-    return {}
-
-
-def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    """The objects of a list that a user wrote; what is no object is left to the dry run."""
-    if isinstance(value, list):
-        yield from (entry for entry in value if isinstance(entry, dict))
+    return engine_settings(spec.template)

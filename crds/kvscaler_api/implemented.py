@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from kvscaler_api.base import ApiModel
+from kvscaler_api.executor import is_modelled
 from kvscaler_api.service import InferenceServiceSpec
 
 LIVE = frozenset(
@@ -44,6 +45,9 @@ LIVE_VALUES: dict[str, frozenset[str]] = {
 LIVE_MODEL_SCHEMES = frozenset({"builtin"})
 """Schemes of `model.uri` that an engine can load from."""
 
+MODELLED_SCHEMES = LIVE_MODEL_SCHEMES | {"hf"}
+"""Schemes of what the executor Modelled can stand for: it knows models by the catalogue."""
+
 
 def not_implemented(spec: InferenceServiceSpec) -> tuple[str, ...]:
     """Paths, such as `spec.routing.mode`, whose values this version does not act on.
@@ -52,7 +56,8 @@ def not_implemented(spec: InferenceServiceSpec) -> tuple[str, ...]:
     made then, and existing Pods and limits stay.
     """
     paths = [path for path, value, default in _leaves(spec) if not _acted_on(path, value, default)]
-    if spec.model.scheme not in LIVE_MODEL_SCHEMES:
+    schemes = MODELLED_SCHEMES if is_modelled(spec) else LIVE_MODEL_SCHEMES
+    if spec.model.scheme not in schemes:
         paths.append("model.uri")
     if spec.scaling.min_replicas < 1:
         paths.append("scaling.minReplicas")

@@ -41,7 +41,7 @@ class Reason(StrEnum):
     NOT_IMPLEMENTED = "NotImplemented"
     """A field asks for something that this version does not do; the message has its path."""
     ARG_CONFLICT = "ArgConflict"
-    """engine.args or the template's env repeats a typed field."""
+    """engine.args or the template's env repeats a typed field, or names no executor."""
     TEMPLATE_CONFLICT = "TemplateConflict"
     """The template contradicts a typed field, such as another number of accelerators."""
     TEMPLATE_INVALID = "TemplateInvalid"

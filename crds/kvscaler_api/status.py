@@ -42,6 +42,23 @@ class TrafficStatus(ApiModel):
     )
 
 
+class ExecutorStatus(ApiModel):
+    """What computes the steps of the replicas."""
+
+    type: Name = Field(
+        description=(
+            "Torch runs the model. Modelled takes the step times of the accelerator, computes"
+            " nothing and answers with synthetic tokens; while any replica is, it is named here."
+        )
+    )
+    device: Annotated[str, Field(max_length=128)] = Field(
+        description="The device that it runs on, or that it is the model of."
+    )
+    time_scale: Rate = Field(
+        1.0, description="By what all times of a modelled executor are stretched; 1 for others."
+    )
+
+
 class OccupancyStatus(ApiModel):
     """Use of the KV cache over all replicas, rounded."""
 
@@ -176,6 +193,9 @@ class InferenceServiceStatus(ApiModel):
     model: ModelStatus | None = Field(None, description="Facts of the model, and their source.")
     budget: BudgetStatus | None = Field(
         None, description="Memory of one replica, predicted and observed."
+    )
+    executor: ExecutorStatus | None = Field(
+        None, description="What computes the steps, as the replicas report it."
     )
     traffic: TrafficStatus | None = Field(None, description="Recent traffic, rounded.")
     occupancy: OccupancyStatus | None = Field(

@@ -5,6 +5,7 @@ every Kubernetes release. The spec is kept as it is written; the operator checks
 the Deployment, and the fields of its own container win by server-side apply.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
@@ -54,3 +55,19 @@ class PodTemplate(ApiModel):
             " are kept as they are."
         ),
     )
+
+
+def engine_settings(template: PodTemplate | None) -> dict[str, Any]:
+    """The template's settings for the engine's container; empty when it has none."""
+    if template is None:
+        return {}
+    for container in objects(template.spec.get("containers")):
+        if container.get("name") == ENGINE_CONTAINER:
+            return container
+    return {}
+
+
+def objects(value: Any) -> Iterator[dict[str, Any]]:
+    """The objects of a list that a user wrote; what is no object is left to the dry run."""
+    if isinstance(value, list):
+        yield from (entry for entry in value if isinstance(entry, dict))

@@ -29,7 +29,9 @@ from kvscaler.models import (
     dtype_bytes,
 )
 from kvscaler.models.architecture import Scalar
+from kvscaler.performance import StepTimeUnknown, step_time_on
 from kvscaler_api.conflicts import engine_container
+from kvscaler_api.executor import is_modelled
 from kvscaler_api.model import ArchitectureSpec
 from kvscaler_api.reasons import Reason
 from kvscaler_api.service import InferenceServiceSpec
@@ -133,6 +135,14 @@ def _with_budget(
         obstacle = Finding(Reason.DOES_NOT_FIT, str(error))
     if budget is not None and not budget.fit.fits:
         obstacle = Finding(Reason.DOES_NOT_FIT, budget.fit.message)
+    if budget is not None and is_modelled(spec):
+        try:
+            step_time_on(
+                known.architecture, known.accelerator, budget.compute_dtype, budget.kv_dtype
+            )
+        except StepTimeUnknown as error:
+            words = f"the executor Modelled can't stand for it: {error}"
+            obstacle = Finding(Reason.UNKNOWN_ACCELERATOR, words)
     return Assessment(
         known.memory_bytes,
         known.accelerator,

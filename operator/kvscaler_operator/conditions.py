@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvscaler.protocol.state import ReplicaState
+from kvscaler.protocol.state import ExecutorType, ReplicaState
 from kvscaler.scaling import Constraint, Decision, DecisionReason, ReplicaPhase
 from kvscaler.traffic import Present, Signal
 from kvscaler_api.conditions import ConditionType
@@ -15,6 +15,7 @@ from kvscaler_operator.limits import LimitsOutcome
 from kvscaler_operator.observe import Fleet, Replica
 
 NAMED_PODS = 3
+_MODELLED = ExecutorType.MODELLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ def accelerator_mismatch(
         return None
     for replica in replicas:
         state = states.get(replica.uid)
-        if not isinstance(state, Present) or state.value.executor.type == "Modelled":
+        if not isinstance(state, Present) or state.value.executor.type == _MODELLED:
             continue
         device = state.value.executor.device.partition(":")[0]
         if device and device != assessment.accelerator.device:
@@ -106,9 +107,11 @@ def replicas_owned(mode: ScalingMode, conflicting_writer: str | None) -> Verdict
     return Verdict(True, Reason.OWNED, "the operator alone writes spec.replicas")
 
 
-def ready(fleet: Fleet, target: int, minimum: int) -> Verdict:
+def ready(fleet: Fleet, target: int, minimum: int, *, modelled: bool = False) -> Verdict:
     """Ready: at least the minimum serves. The words tell the rest."""
     counts = f"{fleet.ready} of {target} replicas are ready"
+    if modelled:
+        counts += " (executor Modelled: no model runs)"
     if target == 0:
         return Verdict(True, Reason.SCALED_TO_ZERO, "no replica is wanted")
     troubled = {

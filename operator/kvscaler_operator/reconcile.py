@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from kvscaler.scaling import History, ReplicaPhase, decide
 from kvscaler.traffic import Present
 from kvscaler_api.conditions import ConditionType
+from kvscaler_api.executor import is_modelled
 from kvscaler_api.reasons import EventReason, Reason
 from kvscaler_api.scaling import ScalingMode
 from kvscaler_api.service import InferenceService
@@ -238,7 +239,9 @@ class Reconciler:
         # Whoever wrote what was decided anyway does no harm.
         foreign = memory.foreign_writer(foreign_scaler(report.obj) if moved else None, now)
         report.say(ConditionType.REPLICAS_OWNED, verdict.replicas_owned(mode, foreign))
-        report.say(ConditionType.READY, verdict.ready(fleet, target, spec.scaling.min_replicas))
+        least, modelled = spec.scaling.min_replicas, is_modelled(spec)
+        said = verdict.ready(fleet, target, least, modelled=modelled)
+        report.say(ConditionType.READY, said)
         return wait
 
     async def _limit(self, report: Report) -> float | None:

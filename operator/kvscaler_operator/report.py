@@ -71,6 +71,9 @@ class Report:
         }
         if self.image is not None:
             changes["sidecar_image"] = self.image
+        executor = parts.executor_status(self.states.values())
+        if executor is not None:
+            changes["executor"] = executor
         if self.assessment is not None:
             model = parts.model_status(self.assessment)
             changes["model"] = model or self.before.model

@@ -8,12 +8,12 @@ written at most every 30 seconds. An idle service is never written at all.
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from kvscaler.budget import KVBudget
-from kvscaler.protocol.state import ReplicaState
+from kvscaler.protocol.state import ExecutorType, ReplicaState
 from kvscaler.scaling import Decision, ReplicaCapacity
 from kvscaler.traffic import Present, Signal, TrafficWindow
 from kvscaler_api.conditions import Condition, initial_conditions, set_condition
@@ -22,6 +22,7 @@ from kvscaler_api.status import (
     Candidate,
     DecisionInput,
     DecisionStatus,
+    ExecutorStatus,
     LimitsStatus,
     OccupancyStatus,
     TrafficStatus,
@@ -81,6 +82,17 @@ def model_status(assessment: Assessment) -> ModelStatus | None:
     )
 
 
+def executor_status(states: Iterable[Signal[ReplicaState]]) -> ExecutorStatus | None:
+    """What the replicas report; a modelled one is named before all others, never hidden."""
+    reports = [s.value.executor for s in states if isinstance(s, Present)]
+    if not reports:
+        return None
+    shown = max(reports, key=lambda r: (r.type == ExecutorType.MODELLED, r.device, r.time_scale))
+    return ExecutorStatus(
+        type=shown.type[:63], device=shown.device[:128], time_scale=shown.time_scale
+    )
+
+
 def budget_status(
     budget: KVBudget, calibration: Calibration, states: Mapping[str, Signal[ReplicaState]]
 ) -> BudgetStatus:
@@ -91,6 +103,7 @@ def budget_status(
             for s in states.values()
             if isinstance(s, Present)
             and s.value.capacity is not None
+            and s.value.executor.type != ExecutorType.MODELLED  # it allocates nothing to observe
             and s.value.capacity.kv_blocks == calibration.observed_blocks
         ),
         None,

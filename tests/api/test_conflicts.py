@@ -11,6 +11,9 @@ from kvscaler_sidecar.config import Settings
 FREE_SETTINGS = {
     "models_dir",
     "executor",
+    "time_scale",
+    "modelled_start_seconds",
+    "modelled_output_tokens",
     "threads",
     "drain_linger_seconds",
     "max_body_bytes",

@@ -6,6 +6,7 @@ subresource (see `replicas.py`).
 """
 
 from kvscaler_api.engine import EngineType
+from kvscaler_api.executor import is_modelled
 from kvscaler_api.template import ENGINE_CONTAINER
 
 from kvscaler_operator.children.admission import ADMISSION_KEY
@@ -113,7 +114,8 @@ def _container(intent: Intent) -> Object:
             {"name": TEMPORARY_VOLUME, "mountPath": "/tmp"},  # noqa: S108 - a volume of the Pod
         ],
     }
-    if spec.accelerator.resource_name is not None:
+    # What is modelled needs no accelerator, so that it runs where there is none.
+    if spec.accelerator.resource_name is not None and not is_modelled(spec):
         amount = str(spec.engine.tensor_parallel * spec.engine.pipeline_parallel)
         container["resources"] = {"limits": {spec.accelerator.resource_name: amount}}
     claim = _claim(intent)
