@@ -143,7 +143,7 @@ class LimitsStatus(ApiModel):
     )
     queue_requests: Count | None = Field(None, description="Most requests waiting.")
     queue_tokens: Count | None = Field(None, description="Most prompt tokens waiting.")
-    queue_bytes: Bytes | None = Field(None, description="Most bytes of request bodies waiting.")
+    queue_bytes: Bytes | None = Field(None, description="Most bytes of memory of requests waiting.")
     watermark_blocks: Count | None = Field(None, description="Blocks that admission leaves free.")
     replicas_applied: Count | None = Field(
         None, description="Replicas that enforce exactly these limits."

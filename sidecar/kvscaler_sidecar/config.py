@@ -160,6 +160,7 @@ class ProcessSettings:
         _seconds, "time that a draining replica still accepts, until clients know", 15.0
     )
     max_body_bytes: int = _option(_positive, "longest request body", 8 * 1024 * 1024)
+    max_connections: int = _option(_positive, "connections to the OpenAI API at a time", 1024)
     host: str = _option(
         str,
         "address to listen on; 127.0.0.1 for an engine behind a gate",

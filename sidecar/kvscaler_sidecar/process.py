@@ -23,12 +23,15 @@ from kvscaler_sidecar.admin.verifier import KeyFolder, TokenVerifier
 from kvscaler_sidecar.config import ProcessSettings
 from kvscaler_sidecar.drain import SIGTERM, Drain
 from kvscaler_sidecar.metrics import Latencies, StateCollector
+from kvscaler_sidecar.server.connections import ConnectionLimits
 from kvscaler_sidecar.server.door import Door
-from kvscaler_sidecar.server.listeners import Listeners
+from kvscaler_sidecar.server.listeners import Listener, Listeners
 from kvscaler_sidecar.server.observe import Health, observe_app
 
 log = logging.getLogger(__name__)
 
+MACHINE_LIMITS = ConnectionLimits(connections=64, per_client=16)
+"""Of the pages for machines and the admin API: a few probes, scrapers and operators call them."""
 TICK_SECONDS = 0.05
 STOP_GRACE_SECONDS = 5.0
 EXIT_INTERRUPTED = 130
@@ -68,14 +71,20 @@ class ServingProcess(ABC):
             audience(self._common.service_uid, self._common.pod_uid),
             time.time,
         )
+        admin = AdminServer(verifier, self, self.drain).app()
         pages = observe_app(self.state, self._registry, self.live, self.ready, self.drain)
         self.listeners = Listeners(
             {
-                "http": (api, self._sockets["http"]),
-                "metrics": (pages, self._sockets["metrics"]),
-                "admin": (AdminServer(verifier, self, self.drain).app(), self._sockets["admin"]),
-            },
-            undated=frozenset() if api_dates else frozenset({"http"}),
+                "http": Listener(
+                    api,
+                    self._sockets["http"],
+                    ConnectionLimits(self._common.max_connections),
+                    self._count_refusal,
+                    dates=api_dates,
+                ),
+                "metrics": Listener(pages, self._sockets["metrics"], MACHINE_LIMITS),
+                "admin": Listener(admin, self._sockets["admin"], MACHINE_LIMITS),
+            }
         )
 
     # What others ask

@@ -69,14 +69,15 @@ class Replica(ServingProcess):
         self._engine: EngineLoop | None = None
         self._serving: Serving | None = None
         self._state = StateBuilder(settings, plan, self._started_at)
-        api = OpenAIServer(
+        self._api = OpenAIServer(
             served_names=settings.served_names,
             serving=lambda: self._serving,
             door=self._door,
             max_body_bytes=settings.max_body_bytes,
+            max_held_bytes=plan.limits(plan.budget.blocks).queue_bytes,
             started_at=self._started_at,
         )
-        self._listen(api.app())
+        self._listen(self._api.app())
 
     # What others ask
 

@@ -272,3 +272,13 @@ def test_files_that_are_no_keys_are_named(tmp_path: Path, signer: Signer) -> Non
     assert keys.key_ids == (signer.kid,)
     assert len(keys.problems) == 1
     assert keys.problems[0].startswith("junk.pem")
+
+
+async def test_who_has_no_token_is_denied_before_a_body_is_read(tmp_path: Path) -> None:
+    """A hostile Pod that sends bodies slowly must not keep the operator out."""
+    async with running(tmp_path) as replica:
+        reader, writer = await asyncio.open_connection("127.0.0.1", replica.ports["admin"])
+        writer.write(b"PUT /admin/v1/limits HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n")
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        writer.close()
+    assert head.startswith(b"HTTP/1.1 401 ")

@@ -255,7 +255,7 @@ async def test_bodies_that_are_being_read_are_bounded_together(tmp_path: Path) -
     """Many large bodies at once are refused, not kept; when they are gone there is room again."""
     part = b"x" * 1_000_000
     async with running(tmp_path) as replica:
-        held = replica.replica._api._held
+        held = replica.replica._api.intake.held
         writers = []
         for _ in range(8):
             _, writer = await asyncio.open_connection("127.0.0.1", replica.ports["http"])

@@ -8,7 +8,9 @@ from kvscaler.protocol.limits import AdmissionLimits, AdmissionMode, ChargePolic
 QUEUE_POOLS = 8
 """The queue holds at most this many pools' worth of tokens: more can't be served in time."""
 QUEUE_BYTES = 64 << 20
-"""Bytes of request bodies that may wait in one replica."""
+"""Memory of requests that may wait in one replica, at most; where memory is small,"""
+QUEUE_SHARE = 50
+"""a 50th of what the replica is planned to use: it is on no line of the budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ def admission_limits(
         max_sequences=budget.max_sequences,
         step_tokens=budget.step_tokens,
         max_context_tokens=budget.max_context_tokens,
+        memory_bytes=budget.total_bytes,
     )
 
 
@@ -51,8 +54,12 @@ def limits_over_pool(
     max_sequences: int,
     step_tokens: int,
     max_context_tokens: int,
+    memory_bytes: int | None = None,
 ) -> AdmissionLimits:
-    """Limits of a replica whose pool (at least one block) is known, by its budget or its report."""
+    """Limits of a replica whose pool (at least one block) is known, by its budget or its report.
+
+    `memory_bytes` is what the replica is planned to use, where that is known.
+    """
     tokens = kv_blocks * block_tokens
     return AdmissionLimits(
         max_sequences=max(1, min(max_sequences, kv_blocks)),
@@ -60,7 +67,9 @@ def limits_over_pool(
         step_tokens=step_tokens,
         queue_requests=policy.queue_requests,
         queue_tokens=QUEUE_POOLS * tokens,
-        queue_bytes=QUEUE_BYTES,
+        queue_bytes=QUEUE_BYTES
+        if memory_bytes is None
+        else min(QUEUE_BYTES, memory_bytes // QUEUE_SHARE),
         max_wait_seconds=policy.max_wait_seconds,
         max_request_tokens=max(1, min(max_context_tokens, tokens)),
         watermark_blocks=-(-int(kv_blocks * policy.watermark_percent) // 100),

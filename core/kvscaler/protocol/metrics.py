@@ -177,7 +177,7 @@ STATE_METRICS: tuple[StateMetric, ...] = (
     _gauge(
         "kvscaler_limit_queue_bytes",
         "limits.applied.queue_bytes",
-        "Limit in force: bytes of request bodies that wait.",
+        "Limit in force: bytes of memory that waiting requests hold.",
     ),
     _gauge(
         "kvscaler_limit_wait_seconds",

@@ -11,6 +11,7 @@ class RefusalReason(StrEnum):
     INVALID_REQUEST = "InvalidRequest"
     UNSUPPORTED_FIELD = "UnsupportedField"
     UNKNOWN_MODEL = "UnknownModel"
+    REQUEST_TIMEOUT = "RequestTimeout"
     BODY_TOO_LARGE = "BodyTooLarge"
     CONTEXT_TOO_LONG = "ContextTooLong"
     NEVER_FITS = "NeverFits"
@@ -20,6 +21,7 @@ class RefusalReason(StrEnum):
     QUEUE_TIMEOUT = "QueueTimeout"
     DRAINING = "Draining"
     NOT_READY = "NotReady"
+    CONNECTIONS_FULL = "ConnectionsFull"
     ENGINE_FAILED = "EngineFailed"
     ENGINE_UNREACHABLE = "EngineUnreachable"
     ENGINE_TIMEOUT = "EngineTimeout"
@@ -32,6 +34,7 @@ STATUS_OF: dict[RefusalReason, int] = {
     RefusalReason.INVALID_REQUEST: 400,
     RefusalReason.UNSUPPORTED_FIELD: 400,
     RefusalReason.UNKNOWN_MODEL: 404,
+    RefusalReason.REQUEST_TIMEOUT: 408,
     RefusalReason.BODY_TOO_LARGE: 413,
     RefusalReason.CONTEXT_TOO_LONG: 413,
     RefusalReason.NEVER_FITS: 413,
@@ -41,6 +44,7 @@ STATUS_OF: dict[RefusalReason, int] = {
     RefusalReason.QUEUE_TIMEOUT: 503,
     RefusalReason.DRAINING: 503,
     RefusalReason.NOT_READY: 503,
+    RefusalReason.CONNECTIONS_FULL: 503,
     RefusalReason.ENGINE_FAILED: 503,
     RefusalReason.ENGINE_UNREACHABLE: 503,
     RefusalReason.ENGINE_TIMEOUT: 504,

@@ -1,6 +1,6 @@
 """Port 9443: `/admin/v1/limits` and `/admin/v1/drain`, each behind a signed token.
 
-The token is checked before the body is parsed. Answers to a denied request are constant per
+The token is checked before the body is read, and again with it: who has none gets no room here. Answers to a denied request are constant per
 reason, so they tell an attacker nothing; the log says more.
 """
 
@@ -76,8 +76,10 @@ class AdminServer:
             if scope is None:
                 await _error(exchange, 404, "NotFound", f"there is no {method} {path} here")
                 return
+            token = exchange.header(b"authorization")
+            self._verifier.verify_head(token, scope, method, path)
             body = await exchange.read_body(MAX_BODY_BYTES)
-            self._verifier.verify(exchange.header(b"authorization"), scope, method, path, body)
+            self._verifier.verify(token, scope, method, path, body)
             answer = await self._handlers[(method, path)](body)
             await exchange.send_json(200, answer.model_dump(mode="json"))
         except ClientGone:

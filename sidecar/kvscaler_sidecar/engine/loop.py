@@ -26,7 +26,15 @@ from kvscaler.protocol.refusals import RefusalReason
 from kvscaler.protocol.state import StepCosts
 
 from kvscaler_sidecar.admin.limits import LimitsInForce
-from kvscaler_sidecar.engine.job import Admitted, Event, Finished, Job, Mailbox, Rejected
+from kvscaler_sidecar.engine.job import (
+    Admitted,
+    Event,
+    Finished,
+    Job,
+    Mailbox,
+    Queued,
+    Rejected,
+)
 from kvscaler_sidecar.engine.output import OutputText
 from kvscaler_sidecar.executors.seam import Executor, SampledToken, Tokenizer
 from kvscaler_sidecar.metrics import Latencies
@@ -211,13 +219,15 @@ class EngineLoop:
     def _offer(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             request = job.request
-            offer = self._engine.offer(request, self._clock(), job.body_bytes)
+            offer = self._engine.offer(request, self._clock(), job.held_bytes)
             if offer.refusal is not None:
                 self._reject(job, offer.refusal)
                 continue
             self._jobs[request] = job
             if offer.admitted:
                 self._start(job)
+            else:
+                self._tell(job, Queued())
 
     def _start(self, job: Job) -> None:
         request = job.request

@@ -134,7 +134,8 @@ class _Passage:
         body: bytes | None = None
         asked: Asked = UNKNOWN_ENDPOINT
         if work is not Work.UNKNOWN:
-            body, asked, _arrival = await gate.intake.read(self.exchange, read_body)
+            with gate.intake.hold() as hold:
+                body, asked, _ = await gate.intake.read(self.exchange, read_body, hold)
         default = gate.adapter.default_output_tokens(self._path)
         charged = desk.charge(self._path, asked, work, default)
         gate.counts.charges[str(charged.basis)] += 1

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvscaler.engine.request import FinishReason
@@ -23,6 +23,7 @@ from kvscaler_sidecar.server.generate import (
     make_jobs,
     tokenize,
 )
+from kvscaler_sidecar.server.held import Hold, Lane
 from kvscaler_sidecar.server.schema import ChatRequest, CompletionRequest
 
 Events = AsyncIterator[tuple[int, Event]]
@@ -37,16 +38,18 @@ class Serving:
     max_context_tokens: int
     executor: ExecutorReport
     unsupported_field: Callable[[SamplingParams], str | None]
+    lane: Lane = field(default_factory=Lane)
+    """For long texts: rendering and encoding take many times their memory."""
 
     def check_sampling(self, params: SamplingParams) -> SamplingParams:
         """`params`, unless the executor can't honour them: a field is never ignored silently."""
-        field = self.unsupported_field(params)
-        if field is not None:
+        unsupported = self.unsupported_field(params)
+        if unsupported is not None:
             raise Refusal(
                 RefusalReason.UNSUPPORTED_FIELD,
                 f"The executor {self.executor.type} of this replica computes no probabilities and "
-                f"takes no {field}. Leave it out.",
-                param=field,
+                f"takes no {unsupported}. Leave it out.",
+                param=unsupported,
             )
         return params
 
@@ -62,7 +65,7 @@ class Serving:
                 "Send a shorter prompt.",
                 param=param,
             )
-        return await tokenize(self.text.encode, text)
+        return await tokenize(self.lane, self.text.encode, text)
 
     def check_length(self, prompt_tokens: int, output_tokens: int | None, param: str) -> int:
         """`generate.check_length` for this replica."""
@@ -81,20 +84,22 @@ async def answer(
     request: CompletionRequest | ChatRequest,
     wanted: Wanted,
     shape: Shape,
+    hold: Hold,
 ) -> None:
     """Admit the sequences of `wanted` and answer: a stream, or one whole response.
 
     Raises `Refusal` before anything is sent, and `ClientGone` when the client leaves.
     """
-    mailbox = Mailbox()
+    mailbox = Mailbox(exchange.abort)
     jobs = make_jobs(wanted, mailbox)
+    hold.settle(sum(job.held_bytes for job in jobs))
     envelope = {
         "id": wanted.request_id,
         "object": shape.object,
         "created": int(time.time()),
         "model": request.model,
     }
-    async with admitted(serving.engine, exchange, jobs, mailbox) as events:
+    async with admitted(serving.engine, exchange, jobs, mailbox, hold.release) as events:
         if request.stream:
             envelope["object"] = shape.chunk_object
             stream = _Stream(exchange, envelope, request.include_usage)

@@ -7,45 +7,32 @@ bound and the watch before there is a response, so this is done here, once.
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from kvscaler.protocol.refusals import RefusalReason
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from kvscaler_sidecar.server.errors import Refusal
+from kvscaler_sidecar.server.held import Hold
+
+log = logging.getLogger(__name__)
 
 BODY_SECONDS = 60.0
+"""Longest time for a body, however long it is."""
+BODY_START_SECONDS = 10.0
+BODY_BYTES_PER_SECOND = 16 * 1024
+"""A body that comes slower than this, after `BODY_START_SECONDS`, is given up: what has come of it
+is held meanwhile, and takes room from others."""
+UNREAD_SECONDS = 60.0
+"""How long a client may leave an answer unread before its connection is cut."""
+ABORT = "kvscaler.abort"
+"""ASGI extension: `scope["extensions"][ABORT]["abort"]()` closes the connection, sending nothing."""
 
 
 class ClientGone(Exception):
     """The client closed the connection before the response was complete."""
-
-
-class HeldBytes:
-    """Bytes of all bodies that are being read or parsed: bounded, since memory is.
-
-    Admission bounds what waits after that. Bytes count as they come, so that a client can't take
-    room by announcing what it does not send.
-    """
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self.bytes = 0
-
-    def add(self, count: int) -> None:
-        """Count more bytes, or refuse their request."""
-        if self.bytes + count > self._limit_bytes:
-            raise Refusal(
-                RefusalReason.QUEUE_BYTES_FULL,
-                f"Request bodies of {self.bytes} bytes are being read; try again shortly.",
-                retry_after_seconds=1,
-            )
-        self.bytes += count
-
-    def release(self, count: int) -> None:
-        """Bytes that are no longer held."""
-        self.bytes -= count
 
 
 class Exchange:
@@ -70,53 +57,59 @@ class Exchange:
         """A parameter of the route's path."""
         return str(self._scope["path_params"][name])
 
-    async def read_body(self, limit_bytes: int, held: HeldBytes | None = None) -> bytes:
-        """The body, at most `limit_bytes`, counted into `held` until the caller releases it.
+    async def read_body(self, limit_bytes: int, hold: Hold | None = None) -> bytes:
+        """The body, at most `limit_bytes`, counted into `hold` as it comes.
 
         A longer one is refused by its Content-Length before a byte of it is read, and by counting
-        when it comes in chunks; never more than the limit is held in memory. A client that does
-        not finish within `BODY_SECONDS` is refused too: it would hold up a drain.
+        when it comes in chunks; never more than the limit is held in memory. A client that sends
+        too slowly is refused too: it would hold up a drain and keep memory from others.
         """
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                return await self._read_body(limit_bytes, held)
-        except TimeoutError:
-            raise Refusal(
-                RefusalReason.INVALID_REQUEST,
-                f"The request body did not arrive within {BODY_SECONDS:.0f} s. Send it at once.",
-            ) from None
-
-    async def _read_body(self, limit_bytes: int, held: HeldBytes | None) -> bytes:
         declared = self.header(b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
             raise _too_large(f"{int(declared)} bytes", limit_bytes)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         parts: list[bytes] = []
-        length = counted = 0
+        length = 0
         complete = False
         try:
-            while not complete:
-                message = await self._receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGone
-                chunk = message.get("body", b"")
-                length += len(chunk)
-                if length > limit_bytes:
-                    raise _too_large(f"more than {limit_bytes} bytes", limit_bytes)
-                if held is not None:
-                    held.add(len(chunk))
-                    counted += len(chunk)
-                parts.append(chunk)
-                complete = not message.get("more_body", False)
-        finally:
-            if held is not None and not complete:
-                held.release(counted)
+            async with asyncio.timeout_at(began + BODY_START_SECONDS) as patience:
+                while not complete:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    chunk = message.get("body", b"")
+                    length += len(chunk)
+                    if length > limit_bytes:
+                        raise _too_large(f"more than {limit_bytes} bytes", limit_bytes)
+                    if hold is not None:
+                        hold.add(len(chunk))
+                    parts.append(chunk)
+                    complete = not message.get("more_body", False)
+                    allowed = BODY_START_SECONDS + length / BODY_BYTES_PER_SECOND
+                    patience.reschedule(began + min(BODY_SECONDS, allowed))
+        except TimeoutError:
+            raise Refusal(
+                RefusalReason.REQUEST_TIMEOUT,
+                f"{length} bytes of the request body arrived within {loop.time() - began:.0f} s. "
+                "Send it at once.",
+            ) from None
         return b"".join(parts)
 
     async def body_parts(self) -> AsyncIterator[bytes]:
-        """The body as it comes, for who passes it on; raises `ClientGone`."""
+        """The body as it comes, for who passes it on.
+
+        Raises `ClientGone`, also for a client of which nothing comes for `BODY_SECONDS`: its
+        connection is cut.
+        """
         more = True
         while more:
-            message = await self._receive()
+            try:
+                async with asyncio.timeout(BODY_SECONDS):
+                    message = await self._receive()
+            except TimeoutError:
+                self.abort()
+                raise ClientGone from None
             if message["type"] == "http.disconnect":
                 raise ClientGone
             more = message.get("more_body", False)
@@ -138,6 +131,12 @@ class Exchange:
         if self._watch is not None:
             self._watch.cancel()
 
+    def abort(self) -> None:
+        """Close the connection without another word; what is unsent is dropped."""
+        extension = self._scope.get("extensions", {}).get(ABORT)
+        if extension is not None:
+            extension["abort"]()
+
     async def start(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
         """Send status and headers."""
         await self.start_raw(status, _raw(headers))
@@ -146,11 +145,25 @@ class Exchange:
         """Send status and headers of an answer that is passed on."""
         self.started = True
         both = [*headers, *_raw(self.extra_headers)]
-        await self._send({"type": "http.response.start", "status": status, "headers": both})
+        await self._send_in_time({"type": "http.response.start", "status": status, "headers": both})
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
-        """Send a part of the body; waits while the client reads slowly."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        """Send a part of the body; waits while the client reads slowly, `UNREAD_SECONDS` at most.
+
+        Then the connection is cut and `ClientGone` raised: what is not read is held in memory, and
+        a drain waits for it.
+        """
+        await self._send_in_time({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _send_in_time(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(UNREAD_SECONDS):
+                await self._send(message)
+        except TimeoutError:
+            log.info("cut: the client does not read", extra={"seconds": UNREAD_SECONDS})
+            self.abort()
+            await asyncio.sleep(0)  # until the server knows that its connection is lost
+            raise ClientGone from None
 
     async def send_json(
         self, status: int, payload: Any, headers: Iterable[tuple[str, str]] = ()

@@ -4,9 +4,9 @@ The order keeps two promises: a refused request gets its own status, since nothi
 all its sequences are admitted; and a client that leaves, at any time, has its sequences aborted.
 """
 
-import asyncio
 import itertools
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,16 +15,29 @@ from typing import Protocol
 from kvscaler.engine.request import EngineRequest
 from kvscaler.protocol.refusals import RefusalReason
 
-from kvscaler_sidecar.engine.job import Admitted, ClientLeft, Event, Job, Mailbox, Rejected
+from kvscaler_sidecar.engine.job import (
+    Admitted,
+    ClientLeft,
+    Event,
+    Job,
+    Mailbox,
+    Queued,
+    Rejected,
+)
 from kvscaler_sidecar.executors.seam import SamplingParams
 from kvscaler_sidecar.server.errors import Refusal
 from kvscaler_sidecar.server.exchange import ClientGone, Exchange
+from kvscaler_sidecar.server.held import Lane
+from kvscaler_sidecar.server.schema import NUMBER_BYTES
 
 INLINE_TOKENIZE_CHARACTERS = 2000
 """Longer texts are tokenized in a thread: the event loop answers probes meanwhile."""
 INLINE_MESSAGES = 20
 """Longer chats are rendered in a thread too."""
 MAX_SEQUENCES_PER_REQUEST = 128
+POINTER_BYTES = 8
+JOB_BYTES = 2048
+"""A waiting sequence without its prompt: its objects, here, in admission and in the engine."""
 
 
 class Submitter(Protocol):
@@ -42,21 +55,28 @@ class Submitter(Protocol):
         ...
 
 
-async def tokenize(encode: Callable[[str], list[int]], text: str) -> list[int]:
+async def tokenize(lane: Lane, encode: Callable[[str], list[int]], text: str) -> list[int]:
     """Token ids of `text`, without holding up the event loop."""
     if len(text) <= INLINE_TOKENIZE_CHARACTERS:
         return encode(text)
-    return await asyncio.to_thread(encode, text)
+    return await lane.run(encode, text)
 
 
 async def render(
-    render_chat: Callable[[Sequence[dict[str, str]]], str], messages: Sequence[dict[str, str]]
+    lane: Lane,
+    render_chat: Callable[[Sequence[dict[str, str]]], str],
+    messages: Sequence[dict[str, str]],
 ) -> str:
     """The prompt of a chat, without holding up the event loop."""
     characters = sum(len(message["content"]) for message in messages)
     if len(messages) <= INLINE_MESSAGES and characters <= INLINE_TOKENIZE_CHARACTERS:
         return render_chat(messages)
-    return await asyncio.to_thread(render_chat, messages)
+    return await lane.run(render_chat, messages)
+
+
+def prompt_bytes(prompt_tokens: int) -> int:
+    """Memory of token ids in a list: pointers, and a number apiece."""
+    return (POINTER_BYTES + NUMBER_BYTES) * prompt_tokens
 
 
 def check_length(
@@ -112,7 +132,6 @@ class Wanted:
     stops: tuple[str, ...]
     ignore_eos: bool
     cache_salt: str
-    body_bytes: int
     arrival_seconds: float
 
 
@@ -130,8 +149,12 @@ def check_sequences(prompts: int, choices: int) -> int:
 
 
 def make_jobs(wanted: Wanted, mailbox: Mailbox) -> list[Job]:
-    """One job per prompt and choice; choice i of a seeded request is seeded with seed + i."""
-    total = check_sequences(len(wanted.prompts), wanted.choices)
+    """One job per prompt and choice; choice i of a seeded request is seeded with seed + i.
+
+    What the choices of a prompt share counts for the first of them.
+    """
+    check_sequences(len(wanted.prompts), wanted.choices)
+    shared = JOB_BYTES + sys.getsizeof(wanted.cache_salt) + sum(map(sys.getsizeof, wanted.stops))
     jobs: list[Job] = []
     pairs = itertools.product(range(len(wanted.prompts)), range(wanted.choices))
     for index, (prompt, choice) in enumerate(pairs):
@@ -142,6 +165,7 @@ def make_jobs(wanted: Wanted, mailbox: Mailbox) -> list[Job]:
             wanted.arrival_seconds,
         )
         request.cache_salt = wanted.cache_salt
+        own = POINTER_BYTES * request.prompt_tokens + JOB_BYTES
         jobs.append(
             Job(
                 request=request,
@@ -150,7 +174,7 @@ def make_jobs(wanted: Wanted, mailbox: Mailbox) -> list[Job]:
                 index=index,
                 stops=wanted.stops,
                 ignore_eos=wanted.ignore_eos,
-                body_bytes=wanted.body_bytes // total,
+                held_bytes=own + (0 if choice else prompt_bytes(request.prompt_tokens) + shared),
             )
         )
     return jobs
@@ -158,10 +182,15 @@ def make_jobs(wanted: Wanted, mailbox: Mailbox) -> list[Job]:
 
 @asynccontextmanager
 async def admitted(
-    engine: Submitter, exchange: Exchange, jobs: Sequence[Job], mailbox: Mailbox
+    engine: Submitter,
+    exchange: Exchange,
+    jobs: Sequence[Job],
+    mailbox: Mailbox,
+    offered: Callable[[], None],
 ) -> AsyncIterator[AsyncIterator[tuple[int, Event]]]:
     """Events of `jobs` after all of them are admitted; whatever is left at the end is aborted.
 
+    `offered` is called when admission has seen all of them: its queue bounds them from then on.
     Raises `Refusal` when one is refused (the others are aborted), and `ClientGone` when the client
     leaves, here or from the events.
     """
@@ -173,8 +202,12 @@ async def admitted(
     early: list[tuple[int, Event]] = []
     try:
         waiting = len(jobs)
+        unseen = {job.index for job in jobs}
         while waiting:
             index, event = await mailbox.next()
+            unseen.discard(index)
+            if not unseen:
+                offered()
             match event:
                 case ClientLeft():
                     raise ClientGone
@@ -182,6 +215,8 @@ async def admitted(
                     raise refusal
                 case Admitted():
                     waiting -= 1
+                case Queued():
+                    pass
                 case _:
                     early.append((index, event))
         yield _events(mailbox, early)

@@ -23,8 +23,10 @@ from kvscaler_sidecar.server.generate import (
     Wanted,
     check_sequences,
     new_request_id,
+    prompt_bytes,
     render,
 )
+from kvscaler_sidecar.server.held import Hold
 from kvscaler_sidecar.server.intake import Intake
 from kvscaler_sidecar.server.schema import (
     ChatRequest,
@@ -48,12 +50,13 @@ class OpenAIServer:
         serving: Callable[[], Serving | None],
         door: Door,
         max_body_bytes: int,
+        max_held_bytes: int,
         started_at: float,
     ) -> None:
         self._served_names = served_names
         self._serving = serving
         self._door = door
-        self._intake = Intake(max_body_bytes)
+        self.intake = Intake(max_body_bytes, max_held_bytes)
         self._started_at = started_at
 
     def app(self) -> ASGIApp:
@@ -85,11 +88,12 @@ class OpenAIServer:
         return serving
 
     async def _read(
-        self, exchange: Exchange, parse: Callable[[bytes], Body]
-    ) -> tuple[Body, int, float]:
-        """The parsed body, its length in bytes, and when it had arrived in full."""
-        body, parsed, arrival = await self._intake.read(exchange, parse)
-        return parsed, len(body), arrival
+        self, exchange: Exchange, parse: Callable[[bytes], Body], hold: Hold
+    ) -> tuple[Body, float]:
+        """The parsed body, and when it had arrived in full."""
+        _, request, arrival = await self.intake.read(exchange, parse, hold)
+        hold.settle(request.held_bytes)
+        return request, arrival
 
     def _check_model(self, name: str) -> None:
         if name not in self._served_names:
@@ -102,63 +106,50 @@ class OpenAIServer:
 
     async def _completions(self, exchange: Exchange) -> None:
         serving = self._ready()
-        request, body_bytes, arrival = await self._read(exchange, parse_completion)
-        self._check_model(request.model)
-        check_sequences(len(request.prompts), request.n)
-        sampling = serving.check_sampling(_sampling(request, request.logprobs))
-        prompts: list[list[int]] = []
-        for prompt in request.prompts:
-            if isinstance(prompt, str):
-                prompts.append(await serving.encode(prompt, "prompt"))
-            else:
-                prompts.append(_checked_ids(prompt, serving.text.vocab_size))
-        if not prompts:
-            serving.check_length(0, None, "prompt")
-        limits = [serving.check_length(len(p), request.max_tokens, "prompt") for p in prompts]
-        wanted = Wanted(
-            request_id=new_request_id("cmpl"),
-            prompts=prompts,
-            max_new_tokens=limits,
-            choices=request.n,
-            sampling=sampling,
-            stops=request.stops,
-            ignore_eos=request.ignore_eos,
-            cache_salt=request.cache_salt,
-            body_bytes=body_bytes,
-            arrival_seconds=arrival,
-        )
-        shape = CompletionShape(request.logprobs is not None, serving.text.token_text)
-        await answer(exchange, serving, request, wanted, shape)
+        with self.intake.hold() as hold:
+            request, arrival = await self._read(exchange, parse_completion, hold)
+            self._check_model(request.model)
+            check_sequences(len(request.prompts), request.n)
+            sampling = serving.check_sampling(_sampling(request, request.logprobs))
+            prompts, limits = await _prompts_of(serving, request, hold)
+            request.prompt = ""  # it may be large, and wait long
+            wanted = Wanted(
+                request_id=new_request_id("cmpl"),
+                prompts=prompts,
+                max_new_tokens=limits,
+                choices=request.n,
+                sampling=sampling,
+                stops=request.stops,
+                ignore_eos=request.ignore_eos,
+                cache_salt=request.cache_salt,
+                arrival_seconds=arrival,
+            )
+            shape = CompletionShape(request.logprobs is not None, serving.text.token_text)
+            await answer(exchange, serving, request, wanted, shape, hold)
 
     async def _chat(self, exchange: Exchange) -> None:
         serving = self._ready()
-        request, body_bytes, arrival = await self._read(exchange, parse_chat)
-        self._check_model(request.model)
-        logprobs = (request.top_logprobs or 0) if request.logprobs else None
-        sampling = serving.check_sampling(_sampling(request, logprobs))
-        messages = [{"role": m.role, "content": m.text} for m in request.messages]
-        try:
-            text = await render(serving.text.render_chat, messages)
-        except ChatTemplateError as error:
-            raise Refusal(
-                RefusalReason.INVALID_REQUEST, f"These messages make no prompt: {error}", "messages"
-            ) from error
-        prompt = await serving.encode(text, "messages")
-        limit = serving.check_length(len(prompt), request.output_limit, "messages")
-        wanted = Wanted(
-            request_id=new_request_id("chatcmpl"),
-            prompts=[prompt],
-            max_new_tokens=[limit],
-            choices=request.n,
-            sampling=sampling,
-            stops=request.stops,
-            ignore_eos=request.ignore_eos,
-            cache_salt=request.cache_salt,
-            body_bytes=body_bytes,
-            arrival_seconds=arrival,
-        )
-        shape = ChatShape(request.logprobs, serving.text.token_text)
-        await answer(exchange, serving, request, wanted, shape)
+        with self.intake.hold() as hold:
+            request, arrival = await self._read(exchange, parse_chat, hold)
+            self._check_model(request.model)
+            logprobs = (request.top_logprobs or 0) if request.logprobs else None
+            sampling = serving.check_sampling(_sampling(request, logprobs))
+            prompt = await _prompt_of(serving, request)
+            request.messages = []  # they may be large, and wait long
+            limit = serving.check_length(len(prompt), request.output_limit, "messages")
+            wanted = Wanted(
+                request_id=new_request_id("chatcmpl"),
+                prompts=[prompt],
+                max_new_tokens=[limit],
+                choices=request.n,
+                sampling=sampling,
+                stops=request.stops,
+                ignore_eos=request.ignore_eos,
+                cache_salt=request.cache_salt,
+                arrival_seconds=arrival,
+            )
+            shape = ChatShape(request.logprobs, serving.text.token_text)
+            await answer(exchange, serving, request, wanted, shape, hold)
 
     async def _models(self, exchange: Exchange) -> None:
         data = [self._model_body(name) for name in self._served_names]
@@ -211,7 +202,45 @@ async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
     await exchange.send_json(404, error_body(404, message, None, "not_found"))
 
 
-def _checked_ids(token_ids: list[int], vocab_size: int) -> list[int]:
+async def _prompts_of(
+    serving: Serving, request: CompletionRequest, hold: Hold
+) -> tuple[list[list[int]], list[int]]:
+    """Token ids of all prompts, and how many output tokens each may have.
+
+    Each is judged before the next is encoded, since token ids take more memory than their text.
+    """
+    prompts: list[list[int]] = []
+    limits: list[int] = []
+    for prompt in request.prompts:
+        if isinstance(prompt, str):
+            token_ids = await serving.encode(prompt, "prompt")
+            limits.append(serving.check_length(len(token_ids), request.max_tokens, "prompt"))
+            hold.add(prompt_bytes(len(token_ids)))
+        else:
+            token_ids = prompt
+            limits.append(serving.check_length(len(token_ids), request.max_tokens, "prompt"))
+            _check_ids(token_ids, serving.text.vocab_size)
+        prompts.append(token_ids)
+    if not prompts:
+        serving.check_length(0, None, "prompt")
+    return prompts, limits
+
+
+async def _prompt_of(serving: Serving, request: ChatRequest) -> list[int]:
+    """Token ids of a chat."""
+    messages = [{"role": m.role, "content": m.text} for m in request.messages]
+    try:
+        text = await render(serving.lane, serving.text.render_chat, messages)
+    except ChatTemplateError as error:
+        raise Refusal(
+            RefusalReason.INVALID_REQUEST, f"These messages make no prompt: {error}", "messages"
+        ) from error
+    return await serving.encode(text, "messages")
+
+
+def _check_ids(token_ids: list[int], vocab_size: int) -> None:
+    if max(token_ids) < vocab_size:
+        return
     for position, token_id in enumerate(token_ids):
         if token_id >= vocab_size:
             raise Refusal(
@@ -220,7 +249,6 @@ def _checked_ids(token_ids: list[int], vocab_size: int) -> list[int]:
                 f"{vocab_size} tokens.",
                 param="prompt",
             )
-    return token_ids
 
 
 def _sampling(request: CompletionRequest | ChatRequest, logprobs: int | None) -> SamplingParams:

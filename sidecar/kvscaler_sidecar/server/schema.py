@@ -6,6 +6,8 @@ metadata that changes no answer (`METADATA_FIELDS`), or its value is the one tha
 """
 
 import json
+import sys
+from collections import Counter
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from kvscaler.protocol.refusals import RefusalReason
@@ -35,6 +37,11 @@ NO_EFFECT_VALUES: dict[str, tuple[Any, ...]] = {
 }
 """Values of unsupported fields that ask for nothing; `null` does too, for each field."""
 
+MAX_VALUES = 1 << 18
+"""JSON values in one body; as token ids, several times the context of the largest models here."""
+NUMBER_BYTES = 32
+MESSAGE_BYTES = 1024
+"""An object of a message or of a part of one, without its text."""
 MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
@@ -100,6 +107,11 @@ class _Common(BaseModel):
         """Whether a stream ends with a chunk of usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the prompt, about."""
+        raise NotImplementedError
+
 
 Body = TypeVar("Body", bound=_Common)
 
@@ -120,6 +132,14 @@ class CompletionRequest(_Common):
         if prompt and isinstance(prompt[0], int):
             return [[int(token) for token in prompt if isinstance(token, int)]]
         return prompt  # type: ignore[return-value]
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the prompts, about."""
+        return sys.getsizeof(self.prompt) + sum(
+            sys.getsizeof(prompt) + (0 if isinstance(prompt, str) else NUMBER_BYTES * len(prompt))
+            for prompt in self.prompts
+        )
 
 
 class TextPart(BaseModel):
@@ -147,6 +167,13 @@ class Message(BaseModel):
             return self.content
         return "".join(part.text for part in self.content)
 
+    @property
+    def content_bytes(self) -> int:
+        """Memory of the content, about."""
+        if isinstance(self.content, str):
+            return sys.getsizeof(self.content)
+        return sum(MESSAGE_BYTES + sys.getsizeof(part.text) for part in self.content)
+
 
 class ChatRequest(_Common):
     """Body of `POST /v1/chat/completions`."""
@@ -161,6 +188,11 @@ class ChatRequest(_Common):
     def output_limit(self) -> int | None:
         """The newer name wins where both are given; `None` is all that the context leaves."""
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the messages, about."""
+        return sum(MESSAGE_BYTES + message.content_bytes for message in self.messages)
 
 
 def parse_completion(body: bytes) -> CompletionRequest:
@@ -177,12 +209,22 @@ def parse_chat(body: bytes) -> ChatRequest:
             "top_logprobs needs logprobs to be true.",
             param="top_logprobs",
         )
+    for position, message in enumerate(request.messages):
+        if message.name is not None:
+            raise Refusal(
+                RefusalReason.UNSUPPORTED_FIELD,
+                "The field 'name' of a message is not supported by this engine: chat templates "
+                "have no place for it. Leave it out, or name the speaker in the content.",
+                param=f"messages.{position}.name",
+            )
     return request
 
 
 def _parse(body: bytes, model: type[Body]) -> Body:
     try:
-        data = json.loads(body.decode("utf-8-sig"))  # bytes would let halves of pairs through
+        _check_values(body)
+        # Of text, since bytes would let halves of surrogate pairs through.
+        data = json.loads(body.decode("utf-8-sig"), object_pairs_hook=_object)
         if b"\\ud" in body or b"\\uD" in body:
             json.dumps(data, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except (ValueError, RecursionError) as error:
@@ -215,6 +257,48 @@ def _parse(body: bytes, model: type[Body]) -> Body:
         return model.model_validate(data)
     except ValidationError as error:
         raise _refusal_of(error) from None
+
+
+def _check_values(body: bytes) -> None:
+    """Refuse a body of very many values: each takes up to 30 times its text as objects.
+
+    Counted in small steps, since the parser proper lets no other thread run until it is done.
+    """
+    if len(body) <= MAX_VALUES:
+        return
+    text = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    values = at = 0
+    while values <= MAX_VALUES:
+        quote = text.find(b'"', at)
+        end = len(text) if quote < 0 else quote
+        for mark in (b",", b"[", b"{"):
+            values += text.count(mark, at, end)
+        closing = text.find(b'"', quote + 1)
+        if quote < 0 or closing < 0:
+            break
+        values += 1
+        at = closing + 1
+    if values > MAX_VALUES:
+        raise Refusal(
+            RefusalReason.BODY_TOO_LARGE,
+            f"The request body has more than {MAX_VALUES} values. Send text instead of token ids, "
+            "or fewer prompts at a time.",
+        )
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose fields are each given once; which of two would count is for no one to guess."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(
+            name for name, count in Counter(name for name, _ in pairs).items() if count > 1
+        )
+        raise Refusal(
+            RefusalReason.INVALID_REQUEST,
+            f"The field {quoted(twice)} is given twice. Send it once.",
+            param=twice[:100],
+        )
+    return found
 
 
 def _no_effect(name: str) -> tuple[Any, ...]:
