@@ -90,10 +90,13 @@ async def listening(limits: ConnectionLimits, *, is_open: bool = True) -> AsyncI
 
 
 async def all_of(reader: asyncio.StreamReader) -> bytes:
-    """What comes until the server closes."""
-    with contextlib.suppress(ConnectionResetError):
-        return await asyncio.wait_for(reader.read(), 20)
-    return b""
+    """What comes until the server closes, be it by a reset since it had not read all."""
+    got = b""
+    async with asyncio.timeout(20):
+        with contextlib.suppress(ConnectionResetError):
+            while more := await reader.read(65_536):
+                got += more
+    return got
 
 
 @contextlib.asynccontextmanager
