@@ -26,21 +26,20 @@ from kvscaler.models import (
     ModelNotUnderstood,
     UnknownModel,
     catalogue,
-    dtype_bytes,
+    inline_architecture,
+    inline_group,
 )
 from kvscaler.models.architecture import Scalar
 from kvscaler.performance import StepTimeUnknown, step_time_on
 from kvscaler_api.conflicts import engine_container
 from kvscaler_api.executor import is_modelled
 from kvscaler_api.model import ArchitectureSpec
+from kvscaler_api.model import LayerGroup as LayerGroupSpec
 from kvscaler_api.reasons import Reason
 from kvscaler_api.service import InferenceServiceSpec
 from kvscaler_api.status_budget import FactsSource
 
 from kvscaler_operator.children.quantity import memory_limit_bytes
-
-INLINE_DTYPE = "bfloat16"
-"""Element type in which inline facts count their weights."""
 
 Facts = Mapping[str, Scalar]
 
@@ -182,27 +181,28 @@ def _architecture(
 
 
 def _inline(spec: ArchitectureSpec) -> ModelArchitecture:
-    groups = tuple(
-        LayerGroup(
-            LayerKind.FULL,
-            group.count,
-            group.kv_heads or 1,
-            group.head_dim or 1,
-            group.head_dim or 1,
-        )
-        for group in spec.layers
-    )
-    facts = json.loads(json.dumps(spec.to_wire()))
-    return ModelArchitecture(
-        model_type="inline",
-        groups=groups,
+    return inline_architecture(
+        tuple(_layers(group) for group in spec.layers),
+        weights_bytes=spec.weights_bytes,
         hidden_size=spec.hidden_size,
         intermediate_size=spec.intermediate_size,
         attention_heads=spec.attention_heads,
         vocab_size=spec.vocabulary_size,
         max_context_tokens=spec.max_context_tokens,
-        parameters=-(-spec.weights_bytes // dtype_bytes(INLINE_DTYPE)),
-        tied_embeddings=False,
-        native_dtype=INLINE_DTYPE,
-        facts=facts,
+        facts=json.loads(json.dumps(spec.to_wire())),
+    )
+
+
+def _layers(group: LayerGroupSpec) -> LayerGroup:
+    """A group of the API as the core computes with it; its rules ensure that the widths are there."""
+    width = group.latent_dim if group.latent_dim is not None else group.head_dim or 0
+    latent = group.latent_dim is not None
+    return inline_group(
+        LayerKind(group.kind.value.casefold()),
+        group.count,
+        kv_heads=1 if latent else group.kv_heads or 0,
+        key_dim=width,
+        value_dim=0 if latent else width,
+        window_tokens=group.window_tokens,
+        state_bytes=group.state_bytes,
     )

@@ -1,8 +1,10 @@
 """From model, accelerator and engine to the budget: the formula that everything starts from."""
 
+from kvscaler.budget.interval import kv_interval
+from kvscaler.budget.layout import PoolLayout
 from kvscaler.budget.lines import Fit, KVBudget, gib
 from kvscaler.budget.profile import EngineProfile
-from kvscaler.budget.settings import EngineSettings
+from kvscaler.budget.settings import EngineSettings, ResolvedSettings
 from kvscaler.hardware import Accelerator
 from kvscaler.models import ModelArchitecture
 
@@ -20,7 +22,7 @@ def compute_budget(
     profile: EngineProfile,
     settings: EngineSettings | None = None,
 ) -> KVBudget:
-    """The KV budget of one replica.
+    """The KV budget of one rank of a replica, which is that of every rank.
 
     With `max_context_tokens` unset, the context is the model's own or what the pool holds,
     whichever is less. Raises `BudgetUnknown` when the accelerator's memory is not known; a
@@ -31,32 +33,29 @@ def compute_budget(
             f"accelerator {accelerator.name!r} has no memory of its own; "
             "give spec.accelerator.memory, or a memory limit on the engine's container"
         )
-    resolved = profile.resolve(model, accelerator, settings or EngineSettings())
+    asked = settings or EngineSettings()
+    _check(asked)
+    resolved = profile.resolve(model, accelerator, asked)
     lines = profile.lines(model, accelerator, resolved)
-    usable = int(accelerator.memory_bytes * resolved.memory_utilization_percent / 100)
+    usable = profile.usable_bytes(accelerator, resolved, lines)
     overhead = sum(line.bytes for line in lines)
+    if resolved.kv_cache_bytes is not None:
+        usable = overhead + resolved.kv_cache_bytes
     kv_bytes = usable - overhead
-    block_bytes = model.kv_bytes_per_token(resolved.kv_dtype) * resolved.block_tokens
-    blocks = max(0, kv_bytes // block_bytes)
-
-    context = resolved.max_context_tokens
-    if context is None:
-        context = min(model.max_context_tokens, blocks * resolved.block_tokens)
-        needed_tokens = min(SMALLEST_CONTEXT_TOKENS, model.max_context_tokens)
-        context = max(context, needed_tokens)
-    else:
-        needed_tokens = context
-    needed_blocks = -(-needed_tokens // resolved.block_tokens)
+    layout = profile.layout(model, resolved)
+    blocks = layout.blocks_in(kv_bytes)
+    context, needed_tokens = _context(model, resolved, layout, blocks)
     fit = _fit(
         accelerator=accelerator,
-        utilization_percent=resolved.memory_utilization_percent,
+        usable_bytes=usable,
         overhead_bytes=overhead,
-        block_bytes=block_bytes,
-        block_tokens=resolved.block_tokens,
+        layout=layout,
         blocks=blocks,
-        needed_blocks=needed_blocks,
+        needed_tokens=needed_tokens,
         kv_bytes=kv_bytes,
+        utilization_percent=resolved.memory_utilization_percent,
     )
+    low, high = kv_interval(accelerator, usable, lines, kv_bytes)
     return KVBudget(
         model_digest=model.digest,
         accelerator=accelerator.name,
@@ -66,8 +65,10 @@ def compute_budget(
         usable_bytes=usable,
         lines=lines,
         kv_bytes=kv_bytes,
-        block_tokens=resolved.block_tokens,
-        block_bytes=block_bytes,
+        kv_low_bytes=low,
+        kv_high_bytes=high,
+        block_tokens=layout.block_tokens,
+        block_bytes=layout.block_bytes,
         blocks=blocks,
         max_context_tokens=context,
         max_sequences=max(1, min(resolved.max_sequences, blocks)),
@@ -75,34 +76,73 @@ def compute_budget(
         compute_dtype=resolved.compute_dtype,
         kv_dtype=resolved.kv_dtype,
         fit=fit,
+        layout=layout,
+        ranks=resolved.tensor_parallel * resolved.pipeline_parallel,
     )
+
+
+def _check(settings: EngineSettings) -> None:
+    for name, least in (
+        ("tensor_parallel", 1), ("pipeline_parallel", 1), ("data_parallel", 1),
+        ("context_parallel", 1), ("speculative_tokens", 0), ("draft_layers", 0),
+        ("max_context_tokens", 1), ("max_sequences", 1), ("step_tokens", 1), ("block_tokens", 1),
+        ("adapters", 0), ("adapter_rank", 0), ("kv_cache_bytes", 0),
+    ):  # fmt: skip
+        value = getattr(settings, name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 60:
+            raise BudgetUnknown(f"{name} is {value!r:.40}, not a whole number of {least} or more")
+    percent = settings.memory_utilization_percent
+    if percent is not None and not (isinstance(percent, (int, float)) and 0 < percent <= 100):
+        raise BudgetUnknown(
+            f"memory_utilization_percent is {percent!r:.40}, not above 0 and at most 100"
+        )
+
+
+def _context(
+    model: ModelArchitecture, resolved: ResolvedSettings, layout: PoolLayout, blocks: int
+) -> tuple[int, int]:
+    """The longest context, and the tokens of the request that has to fit."""
+    if resolved.max_context_tokens is not None:
+        return resolved.max_context_tokens, resolved.max_context_tokens
+    longest = layout.longest(blocks, model.max_context_tokens)
+    needed = min(SMALLEST_CONTEXT_TOKENS, model.max_context_tokens)
+    return max(longest, needed), needed
 
 
 def _fit(
     *,
     accelerator: Accelerator,
-    utilization_percent: float,
+    usable_bytes: int,
     overhead_bytes: int,
-    block_bytes: int,
-    block_tokens: int,
+    layout: PoolLayout,
     blocks: int,
-    needed_blocks: int,
+    needed_tokens: int,
     kv_bytes: int,
+    utilization_percent: float,
 ) -> Fit:
-    needed_tokens = needed_blocks * block_tokens
+    needed_blocks = layout.sequence_blocks(needed_tokens)
+    needed_bytes = needed_blocks * layout.block_bytes
     if blocks >= needed_blocks:
-        return Fit(True, 0, f"{blocks} blocks hold {blocks * block_tokens} tokens")
-    shortfall = needed_blocks * block_bytes - kv_bytes
-    memory_needed = (overhead_bytes + needed_blocks * block_bytes) * 100 / utilization_percent
+        held = layout.longest(blocks, 1 << 40)
+        return Fit(True, 0, f"{blocks} blocks hold {held} tokens", needed_bytes)
+    shortfall = needed_bytes - kv_bytes
+    device = accelerator.memory_bytes or 0
+    memory_needed = device + shortfall * 100 / utilization_percent
     remedies = [f"an accelerator memory of {gib(memory_needed)}"]
-    if blocks * block_tokens >= SMALLEST_CONTEXT_TOKENS:
-        remedies.append(f"maxContextTokens {blocks * block_tokens}")
+    longest = layout.longest(blocks, needed_tokens)
+    longest -= longest % layout.block_tokens
+    if longest >= SMALLEST_CONTEXT_TOKENS:
+        remedies.append(f"maxContextTokens {longest}")
+    rounded = -(-needed_tokens // layout.block_tokens) * layout.block_tokens
     return Fit(
         False,
         shortfall,
-        f"does not fit by {gib(shortfall)}: one request of {needed_tokens} tokens needs "
-        f"{gib(needed_blocks * block_bytes)} of KV cache, and {gib(max(0, kv_bytes))} of "
-        f"{gib(accelerator.memory_bytes or 0)} x {utilization_percent:g}% are left after "
+        f"does not fit by {gib(shortfall)}: one request of {rounded} tokens needs "
+        f"{gib(needed_bytes)} of KV cache, and {gib(max(0, kv_bytes))} of "
+        f"{gib(device)} x {utilization_percent:g}% are left after "
         f"{gib(overhead_bytes)} for weights and overhead. It would fit with "
         f"{' or with '.join(remedies)}",
+        needed_bytes,
     )

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kvscaler.budget.layout import PoolLayout
+
 GIB = 1 << 30
 
 
@@ -39,14 +41,16 @@ class Fit:
     fits: bool
     shortfall_bytes: int
     message: str
+    needed_bytes: int = 0
+    """KV bytes of that one request."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVBudget:
-    """What one replica spends, and the blocks that are left for keys and values.
+    """What one rank of a replica spends, and the blocks that are left for keys and values.
 
-    `device_bytes * utilization_percent / 100 = usable_bytes = sum(lines) + kv_bytes`, and
-    `blocks = kv_bytes // block_bytes` (0 when the lines alone exceed what is usable).
+    `usable_bytes = sum(lines) + kv_bytes`, and `blocks = kv_bytes // block_bytes` (0 when the lines
+    alone exceed what is usable). Every rank of the group spends alike; `blocks` counts once.
     """
 
     model_digest: str
@@ -58,6 +62,9 @@ class KVBudget:
     lines: tuple[BudgetLine, ...]
     kv_bytes: int
     """What is left for the pool; negative by what is missing."""
+    kv_low_bytes: int
+    kv_high_bytes: int
+    """What the engine is expected to report lies between these."""
     block_tokens: int
     block_bytes: int
     blocks: int
@@ -67,6 +74,14 @@ class KVBudget:
     compute_dtype: str
     kv_dtype: str
     fit: Fit
+    layout: PoolLayout
+    """How the pool is cut into blocks, group by group."""
+    ranks: int = 1
+
+    @property
+    def unused_bytes(self) -> int:
+        """What of the device is neither a line nor the pool."""
+        return self.device_bytes - self.usable_bytes
 
     @property
     def overhead_bytes(self) -> int:
@@ -80,8 +95,8 @@ class KVBudget:
 
     @property
     def pool_tokens(self) -> int:
-        """Tokens that the blocks hold: a unit for display only."""
-        return self.blocks * self.block_tokens
+        """Tokens of one sequence that the blocks hold: a unit for display only."""
+        return self.layout.longest(self.blocks, 1 << 40)
 
     @property
     def total_bytes(self) -> int:

@@ -17,6 +17,26 @@ class EngineSettings:
     compute_dtype: str = AUTO
     kv_dtype: str = AUTO
     tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    data_parallel: int = 1
+    """Replicas of attention within the group (SGLang dp-attention); vLLM: whole replicas."""
+    context_parallel: int = 1
+    """Decode context parallelism: ranks that share the tokens of a sequence."""
+    speculative_tokens: int = 0
+    """Draft tokens a step, by the model's own prediction layers or a draft without a cache."""
+    draft_layers: int = 0
+    """Attention layers that the drafter adds to the KV cache."""
+    prefix_caching: bool | None = None
+    cuda_graphs: bool | None = None
+    """`False` runs eagerly: no graph memory."""
+    kv_cache_bytes: int | None = None
+    """The pool's size given outright (`kv_cache_memory_bytes`)."""
+    vision: bool = True
+    """Profile the vision tower (`False` for language-model-only serving)."""
+    adapter_rank: int = 0
+    adapters: int = 0
+    offline: bool = False
+    """Used as a library instead of a server, which has other defaults in vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +53,15 @@ class ResolvedSettings:
     block_tokens: int
     compute_dtype: str
     kv_dtype: str
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    data_parallel: int = 1
+    context_parallel: int = 1
+    speculative_tokens: int = 0
+    draft_layers: int = 0
+    prefix_caching: bool = True
+    cuda_graphs: bool = True
+    kv_cache_bytes: int | None = None
+    vision: bool = True
+    adapter_rank: int = 0
+    adapters: int = 0

@@ -25,12 +25,18 @@ class Accelerator:
     flops_per_second: dict[str, float]
     """Dense rates by element type."""
     device: str
-    """`cuda` or `cpu`."""
+    """`cuda`, `rocm`, `npu` (Ascend), `hpu` (Gaudi), `tpu` or `cpu`."""
     source: str
+    unified: bool = False
+    """Memory is the host's too, so the process and the page cache take their share."""
+    link: str = ""
+    """How several of them reach one another: `nvlink`, `xgmi`, `hccs`, `pcie` or nothing."""
+    memory_range_bytes: tuple[int, int] | None = None
+    """Smallest and largest total that logs show for this name (drivers and ECC differ)."""
 
     def with_memory(self, memory_bytes: int) -> Self:
         """The same device with another amount of memory: a CPU's limit, or what a user stated."""
-        return replace(self, memory_bytes=memory_bytes)
+        return replace(self, memory_bytes=memory_bytes, memory_range_bytes=None)
 
 
 @cache
@@ -39,17 +45,22 @@ def accelerators() -> tuple[Accelerator, ...]:
     rows: list[dict[str, Any]] = json.loads(
         files("kvscaler.hardware").joinpath("accelerators.json").read_text("utf-8")
     )
-    return tuple(
-        Accelerator(
-            name=row["name"],
-            aliases=tuple(row["aliases"]),
-            memory_bytes=row["memory_bytes"],
-            bandwidth_bytes_per_second=row["bandwidth_bytes_per_second"],
-            flops_per_second=row["flops"],
-            device=row["device"],
-            source=row["source"],
-        )
-        for row in rows
+    return tuple(_accelerator(row) for row in rows)
+
+
+def _accelerator(row: dict[str, Any]) -> Accelerator:
+    spread = row.get("memory_range_bytes")
+    return Accelerator(
+        name=row["name"],
+        aliases=tuple(row["aliases"]),
+        memory_bytes=row["memory_bytes"],
+        bandwidth_bytes_per_second=row["bandwidth_bytes_per_second"],
+        flops_per_second=row["flops"],
+        device=row["device"],
+        source=row["source"],
+        unified=row.get("unified", False),
+        link=row.get("link", ""),
+        memory_range_bytes=(spread[0], spread[1]) if spread else None,
     )
 
 
@@ -64,7 +75,7 @@ def find(name: str) -> Accelerator:
             return accelerator
     known = ", ".join(a.name for a in accelerators())
     raise UnknownAccelerator(
-        f"accelerator {name!r} is not known ({known}); give its memory instead"
+        f"accelerator {name[:60]!r} is not known ({known}); give its memory instead"
     )
 
 

@@ -62,6 +62,11 @@ class LlamaConfig:
             for name, accepted in _ACCEPTED.items()
             if name in config and config[name] not in accepted
         ]
+        if not architecture.uniform:
+            kinds = sorted({group.kind.value for group in architecture.groups})
+            problems.append(f"layers of kind {', '.join(kinds)}")
+        if architecture.quantization is not None:
+            problems.append(f"weights quantized as {architecture.quantization.name}")
         if problems:
             raise ModelNotUnderstood(
                 f"the Torch executor computes Llama-type models only: {'; '.join(problems)}. "

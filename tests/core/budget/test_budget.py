@@ -33,7 +33,7 @@ def test_vllm_on_h100_within_a_percent_of_the_published_start_up_log():
     budget = compute_budget(
         LLAMA,
         H100,
-        profile_for("VLLM", H100),
+        profile_for("vllm@0.11.0", H100),
         EngineSettings(memory_utilization_percent=90, max_context_tokens=16000),
     )
     assert budget.kv_bytes / GIB == pytest.approx(51.38, rel=0.01)
@@ -93,8 +93,8 @@ def test_memory_that_nobody_stated_is_an_error_not_zero():
 
 
 def test_engines_without_a_profile_are_refused_by_name():
-    with pytest.raises(UnknownEngine, match="'TGI'"):
-        profile_for("TGI", H100)
+    with pytest.raises(UnknownEngine, match="'Abacus'"):
+        profile_for("Abacus", H100)
 
 
 def test_limits_follow_from_the_budget_and_from_calibration():

@@ -5,10 +5,11 @@ than estimates of a peak: a test holds its tensors equal to them. It computes at
 tokens and makes at most `LOGIT_ROWS` rows of logits at a time.
 """
 
+from kvscaler.budget.layout import PoolLayout
 from kvscaler.budget.lines import Basis, BudgetLine
 from kvscaler.budget.settings import AUTO, EngineSettings, ResolvedSettings
 from kvscaler.hardware import Accelerator
-from kvscaler.models import ModelArchitecture, canonical_dtype, dtype_bytes
+from kvscaler.models import ModelArchitecture, ModelNotUnderstood, canonical_dtype, dtype_bytes
 
 MIB = 1 << 20
 FLOAT_BYTES = 4
@@ -96,7 +97,32 @@ def _context_tokens(model: ModelArchitecture, settings: ResolvedSettings) -> int
     return settings.max_context_tokens or model.max_context_tokens
 
 
-class OwnCpuProfile:
+class _OwnProfile:
+    """What both devices share: utilization of the device, one table of full attention."""
+
+    def usable_bytes(
+        self, accelerator: Accelerator, settings: ResolvedSettings, lines: tuple[BudgetLine, ...]
+    ) -> int:
+        """The stated share of the device."""
+        return int((accelerator.memory_bytes or 0) * settings.memory_utilization_percent / 100)
+
+    def layout(self, model: ModelArchitecture, settings: ResolvedSettings) -> PoolLayout:
+        """Blocks over all layers. Raises `ModelNotUnderstood` for layers that are not computed."""
+        kinds = {group.kind.value for group in model.groups}
+        if not model.uniform:
+            raise ModelNotUnderstood(
+                f"the kvscaler engine computes full attention only, and this model has layers of "
+                f"kind {', '.join(sorted(kinds))}: serve it with another engine"
+            )
+        block_bytes = model.kv_bytes_per_token(settings.kv_dtype) * settings.block_tokens
+        return PoolLayout.uniform(model.layers, settings.block_tokens, block_bytes)
+
+    def printed_tokens(self, layout: PoolLayout, blocks: int, max_context_tokens: int) -> int:
+        """Tokens of all blocks."""
+        return blocks * layout.block_tokens
+
+
+class OwnCpuProfile(_OwnProfile):
     """Our engine with the Torch executor on a CPU: memory is the container's limit."""
 
     name = "kvscaler-cpu"
@@ -122,7 +148,7 @@ class OwnCpuProfile:
         return (*_common_lines(model, settings), runtime)
 
 
-class OwnCudaProfile:
+class OwnCudaProfile(_OwnProfile):
     """Our engine with the Torch executor on one CUDA device."""
 
     name = "kvscaler-cuda"

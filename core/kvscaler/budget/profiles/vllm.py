@@ -1,81 +1,118 @@
-"""How vLLM V1 spends memory on one CUDA device, for uniform attention.
+"""How vLLM spends memory on one rank, V0 and V1.
 
-`available KV = total * gpu_memory_utilization - weights - activation peak - non-torch`. The
-activation peak is normally the dummy sampler pass over `max_num_seqs` rows of logits: 38.4 to
-39.6 bytes x vocabulary x sequences in public start-up logs, independent of context length.
-Source: vllm/v1/worker/gpu_worker.py (profile run) and start-up figures in llm-d-planner,
-docs/empirical-vllm-memory-results.md (Llama-3.1-8B on H100: 4.76 GiB = 38.9 x 128256 x 1024).
+`available KV = total * gpu_memory_utilization - weights - activation peak - non-torch`, and from 0.21
+on also minus the estimate of CUDA graphs. Source: vLLM `v1/worker/gpu_worker.py`,
+`determine_available_memory`.
 """
 
-from kvscaler.budget.lines import GIB, Basis, BudgetLine
-from kvscaler.budget.settings import AUTO, EngineSettings, ResolvedSettings
+from dataclasses import dataclass
+
+from kvscaler.budget.layout import PoolLayout
+from kvscaler.budget.lines import BudgetLine
+from kvscaler.budget.profiles import vllm_defaults as defaults
+from kvscaler.budget.profiles.resolving import compute_dtype_of, kv_dtype_of
+from kvscaler.budget.profiles.vllm_memory import activation_line, graph_line, non_torch_line
+from kvscaler.budget.profiles.vllm_pages import vllm_layout
+from kvscaler.budget.profiles.weight_lines import weight_lines
+from kvscaler.budget.settings import EngineSettings, ResolvedSettings
+from kvscaler.budget.version import Version
 from kvscaler.hardware import Accelerator
-from kvscaler.models import ModelArchitecture, canonical_dtype, dtype_bytes
+from kvscaler.models import LayerKind, ModelArchitecture
 
-SAMPLER_BYTES_PER_LOGIT = 39.0
-SAMPLER_BYTES_PER_LOGIT_RANGE = (38.4, 39.6)
-NON_TORCH_BYTES = int(0.14 * GIB)
-NON_TORCH_RANGE_BYTES = (int(0.02 * GIB), int(0.25 * GIB))
-LARGE_CARD_BYTES = 70 * GIB
-"""From this size on (A100 excepted) vLLM defaults to 1,024 sequences instead of 256."""
-DEFAULT_UTILIZATION_PERCENT = 92.0
-"""`gpu_memory_utilization` in vLLM 0.33; 90 before."""
+DEFAULT_BLOCK_TOKENS = 16
 
 
-class VllmV1Profile:
-    """vLLM V1 with one rank. CUDA graphs are left to the interval of the non-torch line."""
+@dataclass(frozen=True, slots=True)
+class VllmProfile:
+    """vLLM at `version`."""
 
-    name = "vllm-v1"
+    version: Version = defaults.NEWEST
+
+    @property
+    def name(self) -> str:
+        """`vllm-v1`, or `vllm-v0` for versions before 0.8."""
+        return "vllm-v1" if self.version >= defaults.V1_DEFAULT else "vllm-v0"
 
     def resolve(
         self, model: ModelArchitecture, accelerator: Accelerator, settings: EngineSettings
     ) -> ResolvedSettings:
-        """vLLM's defaults by card size."""
-        memory_bytes = accelerator.memory_bytes or 0
-        large = memory_bytes >= LARGE_CARD_BYTES and "a100" not in accelerator.name
-        compute = model.native_dtype
-        if settings.compute_dtype != AUTO:
-            compute = canonical_dtype(settings.compute_dtype)
+        """vLLM's defaults by version and card."""
+        compute = compute_dtype_of(model, settings)
+        context = settings.max_context_tokens
+        step = settings.step_tokens or self._step_tokens(model, accelerator, settings)
+        recurrent = any(group.kind is LayerKind.RECURRENT for group in model.groups)
+        caching = settings.prefix_caching
         return ResolvedSettings(
             memory_utilization_percent=(
-                settings.memory_utilization_percent or DEFAULT_UTILIZATION_PERCENT
+                settings.memory_utilization_percent or defaults.utilization_percent(self.version)
             ),
-            max_context_tokens=settings.max_context_tokens,
-            max_sequences=settings.max_sequences or (1024 if large else 256),
-            step_tokens=settings.step_tokens or (8192 if large else 2048),
-            block_tokens=settings.block_tokens or 16,
+            max_context_tokens=context,
+            max_sequences=(
+                settings.max_sequences or defaults.max_sequences(accelerator, self.version)
+            ),
+            step_tokens=step,
+            block_tokens=settings.block_tokens or _block_tokens(model),
             compute_dtype=compute,
-            kv_dtype=compute if settings.kv_dtype == AUTO else canonical_dtype(settings.kv_dtype),
+            kv_dtype=kv_dtype_of(settings, compute),
+            tensor_parallel=settings.tensor_parallel,
+            pipeline_parallel=settings.pipeline_parallel,
+            data_parallel=settings.data_parallel,
+            context_parallel=settings.context_parallel,
+            speculative_tokens=settings.speculative_tokens,
+            draft_layers=settings.draft_layers,
+            prefix_caching=caching if caching is not None else not recurrent,
+            cuda_graphs=settings.cuda_graphs is not False,
+            kv_cache_bytes=settings.kv_cache_bytes,
+            vision=settings.vision,
+            adapter_rank=settings.adapter_rank,
+            adapters=settings.adapters,
         )
+
+    def _step_tokens(
+        self, model: ModelArchitecture, accelerator: Accelerator, settings: EngineSettings
+    ) -> int:
+        """V0 without chunked prefill profiles a prompt of the whole context."""
+        if self.version < defaults.V1_DEFAULT:
+            context = settings.max_context_tokens or model.max_context_tokens
+            return context if context <= 32_768 else 512
+        return defaults.step_tokens(accelerator, self.version, settings.offline)
+
+    def usable_bytes(
+        self, accelerator: Accelerator, settings: ResolvedSettings, lines: tuple[BudgetLine, ...]
+    ) -> int:
+        """`gpu_memory_utilization` of the device."""
+        return int((accelerator.memory_bytes or 0) * settings.memory_utilization_percent / 100)
 
     def lines(
         self, model: ModelArchitecture, accelerator: Accelerator, settings: ResolvedSettings
     ) -> tuple[BudgetLine, ...]:
-        """Weights, the larger of sampler pass and forward pass, and non-torch memory."""
-        element = dtype_bytes(settings.compute_dtype)
-        rows = model.vocab_size * settings.max_sequences
-        sampler = int(SAMPLER_BYTES_PER_LOGIT * rows)
-        low, high = (int(factor * rows) for factor in SAMPLER_BYTES_PER_LOGIT_RANGE)
-        forward = int(
-            settings.step_tokens * element * (2 * model.hidden_size + 3 * model.intermediate_size)
-        )
-        if sampler >= forward:
-            note = f"sampler pass of {settings.max_sequences} x {model.vocab_size} logits"
-        else:
-            note = f"forward pass of {settings.step_tokens} tokens"
-            low, high = forward // 2, forward * 2
-        return (
-            BudgetLine.exact(
-                "weights",
-                model.weight_bytes(settings.compute_dtype),
-                f"{model.parameters:,} parameters x {element} B ({settings.compute_dtype})",
-            ),
-            BudgetLine("activations", max(sampler, forward), Basis.DEFAULT, low, high, note),
-            BudgetLine(
-                "non-torch",
-                NON_TORCH_BYTES,
-                Basis.DEFAULT,
-                *NON_TORCH_RANGE_BYTES,
-                "driver context, NCCL, libraries",
-            ),
-        )
+        """Weights, the profiling run's peak, non-torch memory, and graphs where they count."""
+        found = [
+            *weight_lines(model, settings),
+            activation_line(model, settings, self.version),
+            non_torch_line(accelerator, settings),
+        ]
+        if settings.cuda_graphs and self.version >= defaults.GRAPHS_COUNTED:
+            found.append(graph_line(settings))
+        return tuple(found)
+
+    def layout(self, model: ModelArchitecture, settings: ResolvedSettings) -> PoolLayout:
+        """Pages unified over groups (V1); every layer full in V0, which knows no windows."""
+        chunked = any(group.kind is LayerKind.CHUNKED for group in model.groups)
+        hybrid = self.version >= defaults.V1_DEFAULT
+        if len(model.groups) > 1 and self.version < defaults.HYBRID_GROUPS:
+            hybrid = False
+        if chunked and self.version < defaults.CHUNKED_GROUPS:
+            hybrid = False
+        return vllm_layout(model, settings, hybrid=hybrid)
+
+    def printed_tokens(self, layout: PoolLayout, blocks: int, max_context_tokens: int) -> int:
+        """The log's "GPU KV cache size": from 0.21 on concurrency times context."""
+        if self.version >= defaults.GRAPHS_COUNTED:
+            return int(layout.concurrency(blocks, max_context_tokens) * max_context_tokens)
+        return blocks // len(layout.groups) * layout.block_tokens
+
+
+def _block_tokens(model: ModelArchitecture) -> int:
+    latent = any(group.kind is LayerKind.MLA for group in model.groups)
+    return defaults.MLA_BLOCK_TOKENS if latent else DEFAULT_BLOCK_TOKENS
