@@ -127,6 +127,7 @@ class Drainer:
         self._endpoint = endpoint
         self._observed = observed
         self._told: dict[str, float] = {}
+        self._began: dict[tuple[str, float], float] = {}
         self._warned: set[str] = set()
 
     async def step(
@@ -194,11 +195,19 @@ class Drainer:
         if _is_empty(report, states.get(replica.uid)):
             progress.finished.append(replica.name)
             progress.gone()
-        elif now - record.since >= record.timeout_seconds:
+        elif self._lasts(replica, record, now) >= record.timeout_seconds:
             progress.timed_out.append(replica.name)
             progress.gone()
         else:
             progress.waiting.append(replica.name)
+
+    def _lasts(self, replica: Replica, record: DrainRecord, now: float) -> float:
+        """Seconds that a drain has lasted. A clock that is set back lengthens it by at most what it
+        has lasted already, instead of by the step."""
+        drain = (replica.uid, record.since)
+        began = min(record.since, now, self._began.get(drain, now))
+        self._began[drain] = began
+        return now - began
 
     async def _cancel_all_but(
         self, going: set[str], service_uid: str, fleet: Fleet
@@ -212,7 +221,7 @@ class Drainer:
         self, service_uid: str, replica: Replica, record: DrainRecord, now: float
     ) -> DrainReport | None:
         endpoint = self._endpoint(service_uid, replica)
-        if endpoint is None or now - self._told.get(replica.uid, 0.0) < REPEAT_PUT_SECONDS:
+        if endpoint is None or abs(now - self._told.get(replica.uid, 0.0)) < REPEAT_PUT_SECONDS:
             return None
         put = DrainPut(drain=True, timeout_seconds=record.timeout_seconds)
         try:
@@ -269,6 +278,7 @@ class Drainer:
     def keep(self, pod_uids: set[str]) -> None:
         """Forget Pods that are gone."""
         self._told = {uid: at for uid, at in self._told.items() if uid in pod_uids}
+        self._began = {drain: at for drain, at in self._began.items() if drain[0] in pod_uids}
         self._warned &= pod_uids
 
 

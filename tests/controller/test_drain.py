@@ -183,6 +183,20 @@ async def test_a_drain_ends_at_its_timeout_even_if_the_sidecar_is_dead() -> None
     assert (outcome.replicas, outcome.timed_out) == (1, ("b",))
 
 
+async def test_a_clock_that_is_set_back_lengthens_a_drain_by_no_more_than_it_has_lasted() -> None:
+    scene = Scene(a=READY, b=DRAINING)
+    scene.sidecars.phases = {"b": DrainPhase.DRAINING}
+    scene.since = {"b": NOW}
+    hour_ago = NOW + 40 - 3600
+    assert (await scene.step(1, NOW + 40)).replicas == 2
+    for now in (hour_ago, hour_ago + 59):
+        assert (await scene.step(1, now)).replicas == 2
+    # The drain is told again, as if nothing had been said before the clock moved.
+    assert scene.sidecars.puts == [("b", True)] * 3
+    outcome = await scene.step(1, hour_ago + 60)
+    assert (outcome.replicas, outcome.timed_out) == (1, ("b",))
+
+
 async def test_what_never_served_goes_at_once() -> None:
     scene = Scene(a=READY, b=WARMING, c=UNSCHEDULABLE)
     outcome = await scene.step(1)

@@ -63,6 +63,7 @@ def decide(
 
     `occupancy` is keyed by Pod UID; a ready replica that is not in it counts as missing.
     """
+    history = history.not_after(now)
     look = demand(traffic, occupancy, fleet, capacity)
     candidates, unknown = candidates_for(spec, capacity, look, fleet, now)
     at = _Situation(spec, capacity, traffic, occupancy, fleet, now, look, candidates, unknown)

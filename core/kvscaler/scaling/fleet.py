@@ -57,9 +57,10 @@ class FleetView:
     def scaled_up_within(self, now: float, seconds: float) -> bool:
         """Whether a round of growth is under way, or came to others less than `seconds` ago.
 
-        A first replica is no growth: nothing was queueing before it.
+        A first replica is no growth: nothing was queueing before it. Readiness far in the future
+        is another clock's, and says nothing.
         """
         if self.count(ReplicaPhase.WARMING):
             return True
         ready = [r.since for r in self.replicas if r.phase is ReplicaPhase.READY]
-        return len(ready) > 1 and now - max(ready) < seconds
+        return len(ready) > 1 and abs(now - max(ready)) < seconds

@@ -38,6 +38,23 @@ class History:
         kept = [w for w in self.wants if w.time > now - window_seconds and w.replicas > replicas]
         return replace(self, wants=(*kept, Want(now, replicas)))
 
+    def not_after(self, now: float) -> "History":
+        """This history without a time after `now` (Unix seconds).
+
+        When the clock is set back, what was remembered lies in the future. It is counted from now:
+        nothing shrinks for one more window, and nothing stands still until the old time returns.
+        """
+        latest = max([self.started_at, *(want.time for want in self.wants)])
+        lost_at = self.signals_lost_at
+        if latest <= now and (lost_at is None or lost_at <= now):
+            return self
+        return replace(
+            self,
+            started_at=min(self.started_at, now),
+            wants=tuple(Want(min(want.time, now), want.replicas) for want in self.wants),
+            signals_lost_at=None if lost_at is None else min(lost_at, now),
+        )
+
     def highest_want(self) -> int:
         """The largest want within the window."""
         return max(want.replicas for want in self.wants)

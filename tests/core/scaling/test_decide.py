@@ -1,5 +1,7 @@
 """What each constraint asks for, who binds, and in which words."""
 
+from dataclasses import replace
+
 import pytest
 from kvscaler.scaling import (
     Constraint,
@@ -181,6 +183,25 @@ def test_no_replica_ready_keeps_what_is_asked_for():
     decision = settle(pods=fleet(WARMING, target=3), history=old(3))
     assert (decision.desired_replicas, decision.reason) == (3, DecisionReason.STARTING)
     assert decision.active
+
+
+def test_a_clock_set_back_neither_shrinks_nor_stands_still():
+    spec = ScalingSpec(1, 10, stabilization_seconds=60.0)
+    ahead = History.fresh(NOW + 3600.0, 4)
+    pods = fleet(*[READY] * 4, since=0.0)
+    held = settle(spec, pods=pods, history=ahead)
+    assert (held.desired_replicas, held.reason) == (4, DecisionReason.STABILIZING)
+    assert max(want.time for want in held.history.wants) == NOW
+    shrunk = settle(spec, pods=pods, history=ahead.not_after(NOW - 61.0))
+    assert (shrunk.desired_replicas, shrunk.reason) == (1, DecisionReason.SCALE_DOWN)
+    assert ahead.not_after(NOW + 3600.0) is ahead
+    lost = replace(ahead, signals_lost_at=NOW + 3600.0).not_after(NOW)
+    assert (lost.started_at, lost.signals_lost_at) == (NOW, NOW)
+
+
+def test_readiness_in_the_far_future_is_no_growth_under_way():
+    assert fleet(READY, READY, since=NOW).scaled_up_within(NOW, 30.0)
+    assert not fleet(READY, READY, since=NOW + 3600.0).scaled_up_within(NOW, 30.0)
 
 
 def test_bounds_that_contradict_are_refused():
