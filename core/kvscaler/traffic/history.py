@@ -4,13 +4,19 @@ Counters are cumulative per process; `started_at` tells a restart apart. What a 
 before it was first seen belongs to the window only if it started while we were watching: after a
 restart of the reader old counts are a baseline, while a new Pod's first reading is all news. What
 a vanished Pod counted stays in the time in which it happened and leaves the window with it.
+
+Memory: of the last minute every reading's time and arrivals are kept, but all of its counters only
+once a bucket, as a row (see `counters`): enough to subtract at any later time.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
-from kvscaler.protocol.state import InFlight, TrafficCounters
+from kvscaler.protocol.state import InFlight
 from kvscaler.traffic import counters as arithmetic
+from kvscaler.traffic.counters import Row
+from kvscaler.traffic.cumulative import Cumulative, Span
 from kvscaler.traffic.lengths import length_statistics
 from kvscaler.traffic.samples import TrafficSample
 from kvscaler.traffic.signal import AbsenceReason, Absent, Present, Signal
@@ -31,20 +37,38 @@ ENOUGH_FINISHED = 30
 MAX_AGE_SECONDS = 20.0
 """Age at which a replica's last reading no longer speaks for it: four scrapes of 5 s."""
 
+PRUNE_SECONDS = 5.0
+"""Old readings do no harm, and looking for them at every window costs more than the window."""
+
 MOST_READINGS = 1024
 """Of one replica. A window keeps far fewer, but nobody may ask for one for days."""
 
-Reading = Callable[[TrafficCounters], float]
-Span = tuple[float, float, float]
-"""From, to (Unix seconds) and the events counted in between."""
+
+@dataclass(slots=True)
+class _Reading:
+    """What is kept of one sample. `row` and `in_flight` are always there on a replica's last one."""
+
+    time: float
+    started_at: float
+    process_start: float
+    arrivals: float
+    refusals: float
+    row: Row | None
+    in_flight: InFlight | None
+    anchor: bool
+    """Whether it stays when it is older than `DENSE_SECONDS`, and with it its row."""
+
+
+Count = Callable[[_Reading], float]
 
 
 class SampleHistory:
     """Readings of one service's replicas over a little more than a traffic window."""
 
     def __init__(self) -> None:
-        self._samples: dict[str, list[TrafficSample]] = {}
+        self._readings: dict[str, list[_Reading]] = {}
         self._watching_since: float | None = None
+        self._pruned_at = float("-inf")
 
     def observe(self, sample: TrafficSample) -> Signal[TrafficSample]:
         """Take a reading, from either path. Gives the reason when it is not taken.
@@ -54,50 +78,75 @@ class SampleHistory:
         """
         if self._watching_since is None:
             self._watching_since = sample.time
-        kept = self._samples.setdefault(sample.pod_uid, [])
-        if kept:
-            last = kept[-1]
-            if sample.time <= last.time or sample.started_at < last.started_at:
-                return Absent(AbsenceReason.STALE, sample.source, "older than the last", last.time)
-            same = sample.started_at == last.started_at
-            if same and arithmetic.ran_back(sample.counters, last.counters):
-                return Absent(
-                    AbsenceReason.MISMATCHED,
-                    sample.source,
-                    f"counters of Pod {sample.pod_uid} ran back without a restart",
-                    last.time,
-                )
-        kept.append(sample)
+        kept = self._readings.get(sample.pod_uid)
+        last = kept[-1] if kept else None
+        if last is not None and (sample.time <= last.time or sample.started_at < last.started_at):
+            return Absent(AbsenceReason.STALE, sample.source, "older than the last", last.time)
+        try:
+            row = Row.of(sample.counters)
+        except ValueError as error:
+            return Absent(AbsenceReason.MISMATCHED, sample.source, str(error))
+        same = last is not None and sample.started_at == last.started_at
+        if last is not None and same and arithmetic.ran_back(row, _row(last)):
+            return Absent(
+                AbsenceReason.MISMATCHED,
+                sample.source,
+                f"counters of Pod {sample.pod_uid} ran back without a restart",
+                last.time,
+            )
+        if kept is None:
+            kept = self._readings[sample.pod_uid] = []
+        if last is not None:
+            # The end of a process stays whole, as nothing later holds what it counted, and so does
+            # the last reading before a gap.
+            gap = sample.time - last.time >= BUCKET_SECONDS
+            last.anchor = not same or gap or _is_spaced(kept)
+            last.in_flight = None
+            if not last.anchor:
+                last.row = None
+        kept.append(
+            _Reading(
+                sample.time,
+                sample.started_at,
+                sample.process_start,
+                arithmetic.demand_arrivals(sample.counters),
+                arithmetic.capacity_refusals(sample.counters),
+                row,
+                sample.in_flight,
+                anchor=False,
+            )
+        )
         if len(kept) > MOST_READINGS:
-            self.prune(sample.time)
+            self._prune(sample.time)
         return Present(sample, sample.source, sample.time)
 
-    def prune(self, now: float) -> None:
+    def _prune(self, now: float) -> None:
         """Thin old readings and drop those that no window reaches, vanished replicas with them."""
+        self._pruned_at = now
         horizon = now - WINDOW_SECONDS - BUCKET_SECONDS
-        for uid, samples in list(self._samples.items()):
-            if samples[-1].time < horizon:
-                del self._samples[uid]
+        dense = now - DENSE_SECONDS
+        for uid, readings in list(self._readings.items()):
+            if readings[-1].time < horizon:
+                del self._readings[uid]
                 continue
-            kept: list[TrafficSample] = []
-            for sample, following in pairwise(samples):
-                restart = following.started_at != sample.started_at
-                spaced = not kept or sample.time - kept[-1].time >= BUCKET_SECONDS
-                dense = sample.time >= now - DENSE_SECONDS
-                if following.time >= horizon and (restart or spaced or dense):
-                    kept.append(sample)
-            self._samples[uid] = [*kept, samples[-1]]
+            kept = [
+                reading
+                for reading, following in pairwise(readings)
+                if (reading.anchor or reading.time >= dense) and following.time >= horizon
+            ]
+            self._readings[uid] = [*kept, readings[-1]]
 
     def last_seen(self, pod_uid: str) -> float | None:
         """Time of a replica's last reading."""
-        samples = self._samples.get(pod_uid)
-        return samples[-1].time if samples else None
+        readings = self._readings.get(pod_uid)
+        return readings[-1].time if readings else None
 
     def window(
         self, now: float, expected: Collection[str], max_age_seconds: float = MAX_AGE_SECONDS
     ) -> Signal[TrafficWindow]:
         """Traffic of the service; `expected` are the UIDs of the replicas that should report."""
-        self.prune(now)
+        if not self._pruned_at <= now < self._pruned_at + PRUNE_SECONDS:
+            self._prune(now)
         source = "replicas"
         if not expected:
             return Absent(AbsenceReason.MISSING, source, "no ready replica")
@@ -114,16 +163,16 @@ class SampleHistory:
     def _window(
         self, now: float, coverage: float, time: float, fresh: Collection[str]
     ) -> TrafficWindow:
-        upto = max(samples[-1].time for samples in self._samples.values())
+        upto = max(readings[-1].time for readings in self._readings.values())
         watching = upto if self._watching_since is None else self._watching_since
         since = max(watching, now - WINDOW_SECONDS)
-        arrivals = list(self._spans(arithmetic.demand_arrivals, since))
-        refusals = list(self._spans(arithmetic.capacity_refusals, upto - LEVEL_SECONDS))
+        arrivals = Cumulative(self._spans(lambda reading: reading.arrivals, since))
+        refusals = Cumulative(self._spans(lambda reading: reading.refusals, upto - LEVEL_SECONDS))
         short, level = max(since, upto - SHORT_SECONDS), max(since, upto - LEVEL_SECONDS)
         sums = arithmetic.summed(self._increases(now - WINDOW_SECONDS))
         lengths = sums
         if sums.finished < ENOUGH_FINISHED:
-            lengths = arithmetic.summed(s[-1].counters for s in self._samples.values())
+            lengths = arithmetic.summed(_row(r[-1]) for r in self._readings.values())
         return TrafficWindow(
             time=time,
             coverage=coverage,
@@ -152,7 +201,11 @@ class SampleHistory:
         )
 
     def _in_flight(self, fresh: Collection[str]) -> InFlight:
-        reports = [self._samples[uid][-1].in_flight for uid in fresh]
+        reports = [
+            in_flight
+            for uid in fresh
+            if (in_flight := self._readings[uid][-1].in_flight) is not None
+        ]
         return InFlight(
             requests=sum(r.requests for r in reports),
             prompt_tokens=sum(r.prompt_tokens for r in reports),
@@ -160,69 +213,72 @@ class SampleHistory:
             generated_tokens_squared=sum(r.generated_tokens_squared for r in reports),
         )
 
-    def _watched_start(self, sample: TrafficSample) -> float | None:
-        """Start of the sample's process if it began while we were watching."""
+    def _watched_start(self, reading: _Reading) -> float | None:
+        """Start of the reading's process if it began while we were watching."""
         watching = self._watching_since
-        start = sample.process_start
+        start = reading.process_start
         return start if watching is not None and start >= watching else None
 
-    def _spans(self, reading: Reading, since: float) -> Iterator[Span]:
-        """Spans of all replicas that reach beyond `since`: counts between successive readings."""
-        for samples in self._samples.values():
-            start = self._watched_start(samples[0])
-            if start is not None and samples[0].time > since:
-                yield start, samples[0].time, reading(samples[0].counters)
-            for earlier, later in pairwise(samples):
+    def _spans(self, count: Count, since: float) -> Iterator[list[Span]]:
+        """For each replica, spans that reach beyond `since`: counts between successive readings."""
+        for readings in self._readings.values():
+            spans: list[Span] = []
+            first = readings[0]
+            start = self._watched_start(first)
+            if start is not None and first.time > since:
+                spans.append((start, first.time, count(first)))
+            for earlier, later in pairwise(readings):
                 if later.time <= since:
                     continue
                 if earlier.started_at == later.started_at:
-                    count = reading(later.counters) - reading(earlier.counters)
-                    yield earlier.time, later.time, max(0.0, count)
+                    counted = count(later) - count(earlier)
+                    spans.append((earlier.time, later.time, max(0.0, counted)))
                 else:
                     began = min(later.time, max(earlier.time, later.process_start))
-                    yield began, later.time, reading(later.counters)
+                    spans.append((began, later.time, count(later)))
+            yield spans
 
-    def _increases(self, since: float) -> Iterator[TrafficCounters]:
+    def _increases(self, since: float) -> Iterator[Row]:
         """What each process counted after `since`, as far as it was watched."""
-        for samples in self._samples.values():
-            first = samples[0]
+        for readings in self._readings.values():
+            whole = [reading for reading in readings if reading.row is not None]
+            first = whole[0]
             news = self._watched_start(first) is not None and first.time > since
-            base = None if news else first.counters
-            for earlier, later in pairwise(samples):
+            base = None if news else first.row
+            for earlier, later in pairwise(whole):
                 if earlier.started_at != later.started_at:
                     if earlier.time > since:
-                        yield arithmetic.increase(earlier.counters, base)
+                        yield arithmetic.increase(_row(earlier), base)
                     base = None
                 if later.time <= since:
-                    base = later.counters
-            yield arithmetic.increase(samples[-1].counters, base)
+                    base = later.row
+            yield arithmetic.increase(_row(readings[-1]), base)
 
 
-def _rate(spans: list[Span], start: float, end: float) -> Rate:
+def _row(reading: _Reading) -> Row:
+    assert reading.row is not None
+    return reading.row
+
+
+def _is_spaced(readings: Sequence[_Reading]) -> bool:
+    """Whether the last reading is a bucket away from the one before it that stays."""
+    last = readings[-1]
+    for reading in reversed(readings[:-1]):
+        if reading.anchor:
+            return last.time - reading.time >= BUCKET_SECONDS
+    return True
+
+
+def _rate(counted: Cumulative, start: float, end: float) -> Rate:
     """Events between two times, each span's count being spread evenly over it."""
-    count = sum(n * _overlap(a, b, start, end) for a, b, n in spans)
-    return Rate(count, max(0.0, end - start))
+    return Rate(counted.between(start, end), max(0.0, end - start))
 
 
-def _overlap(a: float, b: float, start: float, end: float) -> float:
-    """Share of the span from `a` to `b` that lies between `start` and `end`."""
-    if b <= a:
-        return 1.0 if start < b <= end else 0.0
-    return max(0.0, min(b, end) - max(a, start)) / (b - a)
-
-
-def _buckets(spans: list[Span], since: float, upto: float) -> tuple[Rate, ...]:
-    """Complete buckets that end at `upto`, oldest first, in one pass over the spans."""
+def _buckets(counted: Cumulative, since: float, upto: float) -> tuple[Rate, ...]:
+    """Complete buckets that end at `upto`, oldest first."""
     complete = int((upto - since) // BUCKET_SECONDS)
-    first = upto - complete * BUCKET_SECONDS
-    counts = [0.0] * complete
-    for a, b, n in spans:
-        low = max(0, int((a - first) // BUCKET_SECONDS))
-        high = min(complete - 1, int((b - first) // BUCKET_SECONDS))
-        for index in range(low, high + 1):
-            start = first + index * BUCKET_SECONDS
-            counts[index] += n * _overlap(a, b, start, start + BUCKET_SECONDS)
-    return tuple(Rate(count, BUCKET_SECONDS) for count in counts)
+    bounds = [upto - index * BUCKET_SECONDS for index in range(complete, -1, -1)]
+    return tuple(Rate(counted.between(a, b), BUCKET_SECONDS) for a, b in pairwise(bounds))
 
 
 def _mean(total: float, count: float) -> float | None:

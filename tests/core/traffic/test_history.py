@@ -169,6 +169,50 @@ def test_readings_that_nobody_asks_for_do_not_pile_up():
     history = SampleHistory()
     steady(history, "gone", 0.0, 10.0, 2.0)
     steady(history, "a", 0.0, 5000.0, 2.0)
-    assert sum(len(kept) for kept in history._samples.values()) <= 1025
-    assert "gone" not in history._samples
+    assert sum(len(kept) for kept in history._readings.values()) <= 1025
+    assert "gone" not in history._readings
     assert window(history, 5000.0, "a").arrivals_level.per_second == pytest.approx(2.0)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(st.floats(0.2, 40), st.integers(0, 20), st.booleans()), min_size=3, max_size=80
+    )
+)
+def test_thinning_loses_no_count_of_the_window(steps):
+    """Whole counters are kept once a bucket; what happened within the window is still all there."""
+    history, time, started, arrivals, counted = SampleHistory(), 0.0, 0.0, 0, 0
+    history.observe(sample("a", time, 0, admitted=0))
+    for gap, more, restart in steps:
+        if time + gap > 580.0:
+            break
+        if restart:
+            started, arrivals = time + gap / 2, 0
+        time += gap
+        arrivals += more
+        counted += more
+        history.observe(sample("a", time, arrivals, started=started, admitted=arrivals))
+        if more % 3 == 0:
+            window(history, time, "a")
+    found = window(history, time, "a")
+    assert found.admitted == counted
+
+
+def test_most_readings_keep_two_numbers_and_not_a_hundred():
+    history = SampleHistory()
+    steady(history, "a", 0.0, 2000.0, 2.0)
+    window(history, 2000.0, "a")
+    (readings,) = history._readings.values()
+    assert len(readings) <= 110
+    assert sum(reading.row is not None for reading in readings) <= 46
+
+
+def test_a_histogram_with_other_buckets_is_mismatched_and_leaves_no_trace():
+    history = SampleHistory()
+    strange = sample("a", 1.0, 5, queue_wait={"counts": (1, 2, 3), "sum_seconds": 1.0})
+    taken = history.observe(strange)
+    assert isinstance(taken, Absent)
+    assert taken.reason is AbsenceReason.MISMATCHED
+    assert "queue_wait has 3 counts instead of 25" in taken.detail
+    assert history.last_seen("a") is None
