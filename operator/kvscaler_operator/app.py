@@ -145,11 +145,18 @@ class Operator:
             self.queue.add,
             clock=self._clock,
         )
-        relist = Relist(kube, self.caches, SELECTORS, settings.namespaces, self.sink.touch)
+        relist = Relist(
+            kube,
+            self.caches,
+            SELECTORS,
+            settings.namespaces,
+            self.sink.touch,
+            took=self.machinery.relisted,
+        )
         self._add_checks(elector, workers, relist)
         tasks: dict[str, Coroutine[Any, Any, None]] = {
             "events": events.run(),
-            "heartbeat": self.health.run_heartbeat(),
+            "heartbeat": self.health.run_heartbeat(self.machinery.lagged),
             "forget": self._forget_pods(writers),
             "watches": run_watches(settings, api, self.sink.take),
             "work": self._work(workers, relist, observers),

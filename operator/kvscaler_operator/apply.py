@@ -17,7 +17,6 @@ from kvscaler_operator.children.compare import (
     HASH_ANNOTATION,
     content_hash,
     difference,
-    with_hash,
 )
 from kvscaler_operator.errors import Blocked
 from kvscaler_operator.events import EventRecorder
@@ -55,6 +54,9 @@ class _Memory:
     """Hash of the live content that our document led to, for values that the server rewrites."""
     restored: int = 0
     restored_at: float = field(default=float("-inf"))
+    agreed: tuple[Object, Object] | None = None
+    """A document and a live object, themselves and not their content, that were compared and said
+    the same: nothing has to be compared as long as both are still the same ones."""
 
 
 class ChildWriter:
@@ -102,21 +104,24 @@ class ChildWriter:
         live: Object | None,
         create_replicas: int | None = None,
     ) -> tuple[Object, float | None]:
-        """Make the live child say what `document` says.
+        """Make the live child say what `document` says, which carries its hash.
 
         `create_replicas` goes into a Deployment at its creation. Returns the live object, and the
         seconds after which to look again when a restore was put off.
         """
-        wanted = with_hash(document)
+        wanted = document
         if live is None:
             return await self._create(owner, wanted, create_replicas), None
         memory = self._memory.setdefault(uid_of(live), _Memory())
+        if memory.agreed is not None and memory.agreed[0] is wanted and memory.agreed[1] is live:
+            return live, None
         document_hash = wanted["metadata"]["annotations"][HASH_ANNOTATION]
         changed = (live["metadata"].get("annotations") or {}).get(HASH_ANNOTATION) != document_hash
         where = difference(wanted, live)
         if not changed and where is None:
             if asyncio.get_running_loop().time() - memory.restored_at > RESTORE_PAUSE_CAP_SECONDS:
                 memory.restored = 0
+                memory.agreed = (wanted, live)
             return live, None
         fingerprint = _fingerprint(live)
         if memory.document_hash == document_hash and memory.accepted == fingerprint:

@@ -1,14 +1,10 @@
 """The children of a service and the size of its fleet: what a pass writes besides status."""
 
+from collections.abc import Sequence
+
 from kvscaler.scaling import Decision
 from kvscaler_api.reasons import EventReason
 
-from kvscaler_operator.children.admission import admission_map
-from kvscaler_operator.children.deployment import deployment
-from kvscaler_operator.children.disruption import disruption_budget
-from kvscaler_operator.children.intent import Intent
-from kvscaler_operator.children.key_map import key_map
-from kvscaler_operator.children.services import client_service, replicas_service
 from kvscaler_operator.drain import Outcome
 from kvscaler_operator.observe import Fleet
 from kvscaler_operator.report import Report
@@ -16,27 +12,13 @@ from kvscaler_operator.resources import DEPLOYMENTS, Object
 from kvscaler_operator.writers import Writers
 
 
-def child_documents(intent: Intent) -> list[Object]:
-    """Every child of a service, in the order in which they are made."""
-    keys = [key_map(intent)] if intent.public_keys else []
-    return [
-        *keys,
-        admission_map(intent),
-        client_service(intent),
-        replicas_service(intent),
-        disruption_budget(intent),
-        deployment(intent),
-    ]
-
-
 async def ensure_children(
-    writers: Writers, owner: Object, intent: Intent, create_replicas: int
+    writers: Writers, owner: Object, documents: Sequence[Object], create_replicas: int
 ) -> float | None:
-    """Bring all children to what they should be. Nothing is made while any name is taken.
+    """Bring all children to what their documents say. Nothing is made while any name is taken.
 
     Returns the seconds after which to look again, when a restore was put off.
     """
-    documents = child_documents(intent)
     live = [await writers.children.find(owner, document) for document in documents]
     waits = []
     for document, existing in zip(documents, live, strict=True):

@@ -1,4 +1,8 @@
-"""What is remembered of a service between passes. A restart loses it, and costs only patience."""
+"""What is remembered of a service between passes. A restart loses it, and costs only patience.
+
+A busy service is passed over every second, and its object changes every few days: what follows from
+the object alone is made once for each version of it.
+"""
 
 from collections import deque
 from collections.abc import Iterable
@@ -7,15 +11,42 @@ from dataclasses import dataclass, field
 from kvscaler.protocol.state import ReplicaState
 from kvscaler.scaling import DEFAULT_START_SECONDS, History, ReplicaPhase
 from kvscaler.traffic import Present, Signal
+from kvscaler_api.service import InferenceService, InferenceServiceSpec
+from kvscaler_api.status import InferenceServiceStatus
 
-from kvscaler_operator.assess import Facts
+from kvscaler_operator.assess import Assessment, Facts, Finding, assess
+from kvscaler_operator.children.documents import child_documents
+from kvscaler_operator.children.intent import Intent
 from kvscaler_operator.observe import Replica, unix_seconds
+from kvscaler_operator.resources import Object
 from kvscaler_operator.status import StatusPacer
+from kvscaler_operator.stored import facts, status_of
+from kvscaler_operator.validate import read
 
 STARTS_KEPT = 8
 FOREIGN_SECONDS = 300.0
 LONGEST_START_SECONDS = 1800.0
 """A Pod that became ready later than this after its creation tells nothing about starting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One version of an object, read: `service` is `None` where `fault` says why."""
+
+    obj: Object
+    service: InferenceService | None
+    fault: Finding | None
+    status: InferenceServiceStatus
+    status_wire: Object
+    facts: Facts | None
+    """Facts about the model that status has stored."""
+
+    @classmethod
+    def of(cls, obj: Object) -> "Text":
+        """Read an object."""
+        service, fault = read(obj)
+        status = status_of(obj)
+        return cls(obj, service, fault, status, status.to_wire(), facts(status))
 
 
 @dataclass(slots=True)
@@ -35,6 +66,29 @@ class ServiceMemory:
     foreign: tuple[str, float] | None = None
     """Who else wrote replicas lately, and when that was seen."""
     _warming: set[str] = field(default_factory=set)
+    _text: Text | None = None
+    _assessed: tuple[InferenceServiceSpec, Facts | None, str | None, Assessment] | None = None
+    _children: tuple[Intent, list[Object]] | None = None
+
+    def text(self, obj: Object) -> Text:
+        """The object, read once for each version of it: a change is always a new dict."""
+        if self._text is None or self._text.obj is not obj:
+            self._text = Text.of(obj)
+        return self._text
+
+    def assess(self, spec: InferenceServiceSpec, stored: Facts | None) -> Assessment:
+        """The budget of a replica, from the facts that a replica told or that status has stored."""
+        use, dtype = self.facts or stored, self.compute_dtype
+        known = self._assessed
+        if known is None or known[0] is not spec or known[1:3] != (use, dtype):
+            known = self._assessed = (spec, use, dtype, assess(spec, use, dtype))
+        return known[3]
+
+    def children(self, intent: Intent) -> list[Object]:
+        """The documents of all children: the same objects as long as the intent is the same."""
+        if self._children is None or self._children[0] != intent:
+            self._children = (intent, child_documents(intent))
+        return self._children[1]
 
     @property
     def start_seconds(self) -> float:

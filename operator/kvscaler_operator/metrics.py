@@ -4,6 +4,9 @@ Names of the machinery are those of controller-runtime, so that existing dashboa
 recognise them; `kvscaler_service_*` are the decisions. A gauge of what is unknown is absent.
 """
 
+from collections import Counter as Counts
+from collections.abc import Iterator
+
 from kvscaler.scaling import Constraint
 from kvscaler.traffic import Present
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -27,7 +30,28 @@ DURATION_BUCKETS_SECONDS = (
     10.0,
     30.0,
 )
+LAG_BUCKETS_SECONDS = (
+    0.001,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.5,
+    1.0,
+    2.5,
+    10.0,
+)
 SERVICE = ("namespace", "name")
+
+
+Value = tuple[Gauge, tuple[str, ...], float]
+"""A gauge, its labels besides those of the service, and what it is set to."""
+Values = dict[tuple[Gauge, tuple[str, ...]], float]
 
 
 class MachineryMetrics:
@@ -95,6 +119,25 @@ class MachineryMetrics:
             ("path", "outcome"),
             registry=registry,
         )
+        self._pass_seconds = Histogram(
+            "kvscaler_signal_pass_duration_seconds",
+            "Duration of a pass over a signal path.",
+            ("path",),
+            buckets=DURATION_BUCKETS_SECONDS,
+            registry=registry,
+        )
+        self._relist_seconds = Histogram(
+            "kvscaler_relist_duration_seconds",
+            "Duration of a list of every kind and its comparison with what watches told.",
+            buckets=DURATION_BUCKETS_SECONDS,
+            registry=registry,
+        )
+        self._lag = Histogram(
+            "kvscaler_event_loop_lag_seconds",
+            "How late the event loop woke a task that was due.",
+            buckets=LAG_BUCKETS_SECONDS,
+            registry=registry,
+        )
         for counter in ("success", "error", "requeue_after"):
             self._reconciles.labels(CONTROLLER, counter)
 
@@ -126,9 +169,18 @@ class MachineryMetrics:
         self._requests.labels(verb, resource, str(code)).inc()
         self._request_seconds.labels(verb).observe(seconds)
 
-    def signal_pass(self, path: str, *, failed: bool) -> None:
+    def signal_pass(self, path: str, seconds: float, *, failed: bool) -> None:
         """One pass over a signal path has ended."""
         self._passes.labels(path, "failed" if failed else "ok").inc()
+        self._pass_seconds.labels(path).observe(seconds)
+
+    def relisted(self, seconds: float) -> None:
+        """One list of every kind has been compared."""
+        self._relist_seconds.observe(seconds)
+
+    def lagged(self, seconds: float) -> None:
+        """The event loop woke its heartbeat so late."""
+        self._lag.observe(seconds)
 
     def answer(self, path: str, outcome: str) -> None:
         """One replica answered on a path, or did not."""
@@ -159,61 +211,63 @@ class ServiceMetrics:
         )
         self._arrivals = gauge("arrivals_per_second", "Requests offered, refused ones included.")
         self._paused = gauge("paused", "1 while the pause annotation stops all writes.")
-        self._all = (
-            self._desired, self._spec, self._replicas, self._candidate, self._binding,
-            self._condition, self._blocks, self._capacity, self._deviation, self._arrivals,
-            self._paused,
-        )  # fmt: skip
+        self._published: dict[tuple[str, str], Values] = {}
 
     def publish(self, report: Report, spec_replicas: int, *, paused: bool) -> None:
-        """Set the gauges of one service from a pass."""
+        """Set the gauges of one service from a pass, and drop those that it says nothing of."""
         service = (namespace_of(report.obj), name_of(report.obj))
-        self.forget(*service)
-        self._spec.labels(*service).set(spec_replicas)
-        self._paused.labels(*service).set(float(paused))
-        for replica in report.fleet.replicas:
-            self._replicas.labels(*service, replica.phase.value).inc()
+        values = {
+            (gauge, labels): value
+            for gauge, labels, value in self._values(report, spec_replicas, paused)
+        }
+        before = self._published.get(service, {})
+        for (gauge, labels), value in values.items():
+            if before.get((gauge, labels)) != value:
+                gauge.labels(*service, *labels).set(value)
+        for gauge, labels in before.keys() - values.keys():
+            gauge.remove(*service, *labels)
+        self._published[service] = values
+
+    def forget(self, namespace: str, name: str) -> None:
+        """Drop every series of a service."""
+        for gauge, labels in self._published.pop((namespace, name), {}):
+            gauge.remove(namespace, name, *labels)
+
+    def _values(self, report: Report, spec_replicas: int, paused: bool) -> Iterator[Value]:
+        yield self._spec, (), float(spec_replicas)
+        yield self._paused, (), float(paused)
+        phases = Counts(replica.phase.value for replica in report.fleet.replicas)
+        for phase, count in phases.items():
+            yield self._replicas, (phase,), float(count)
         for kind, verdict in report.verdicts.items():
             status = "unknown" if verdict.status is None else str(verdict.status).lower()
-            self._condition.labels(*service, kind.value, status).set(1)
+            yield self._condition, (kind.value, status), 1.0
         decision = report.decision
         if decision is not None:
-            self._desired.labels(*service).set(decision.desired_replicas)
+            yield self._desired, (), float(decision.desired_replicas)
             for candidate in decision.candidates:
-                constraint = candidate.constraint.value
-                self._candidate.labels(*service, constraint).set(candidate.replicas)
+                yield self._candidate, (candidate.constraint.value,), float(candidate.replicas)
             for constraint in Constraint:
                 binding = constraint is decision.binding_constraint
-                self._binding.labels(*service, constraint.value).set(float(binding))
+                yield self._binding, (constraint.value,), float(binding)
         if isinstance(report.capacity, Present):
-            self._capacity.labels(*service).set(report.capacity.value.kv_blocks)
+            yield self._capacity, (), float(report.capacity.value.kv_blocks)
         observed = report.calibration.observed_blocks
         budget = report.assessment.budget if report.assessment else None
         if observed is not None and budget is not None and budget.blocks:
-            self._deviation.labels(*service).set(observed / budget.blocks - 1)
+            yield self._deviation, (), observed / budget.blocks - 1
         if isinstance(report.traffic, Present):
-            rate = report.traffic.value.arrivals_level
-            self._arrivals.labels(*service).set(rate.per_second)
-        self._publish_blocks(report, service)
+            yield self._arrivals, (), report.traffic.value.arrivals_level.per_second
+        yield from self._block_values(report)
 
-    def _publish_blocks(self, report: Report, service: tuple[str, str]) -> None:
+    def _block_values(self, report: Report) -> Iterator[Value]:
         pools = [
             s.value.occupancy
             for s in report.states.values()
             if isinstance(s, Present) and s.value.occupancy is not None
         ]
-        if not pools:
-            return
-        uses = {
-            "capacity": sum(p.capacity_blocks for p in pools),
-            "referenced": sum(p.referenced_blocks for p in pools),
-            "reserved": sum(p.reserved_blocks for p in pools),
-            "cached": sum(p.cached_blocks for p in pools),
-        }
-        for use, blocks in uses.items():
-            self._blocks.labels(*service, use).set(blocks)
-
-    def forget(self, namespace: str, name: str) -> None:
-        """Drop every series of a service."""
-        for gauge in self._all:
-            gauge.remove_by_labels({"namespace": namespace, "name": name})
+        if pools:
+            yield self._blocks, ("capacity",), float(sum(p.capacity_blocks for p in pools))
+            yield self._blocks, ("referenced",), float(sum(p.referenced_blocks for p in pools))
+            yield self._blocks, ("reserved",), float(sum(p.reserved_blocks for p in pools))
+            yield self._blocks, ("cached",), float(sum(p.cached_blocks for p in pools))

@@ -86,9 +86,11 @@ class Observers:
 
     async def direct_pass(self) -> None:
         """Ask all replicas once."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
         await asyncio.gather(*(self._ask_service(obj) for obj in self._services()))
         self._signals.passed(SignalPath.DIRECT, self._clock())
-        self._metrics.signal_pass(SignalPath.DIRECT, failed=False)
+        self._metrics.signal_pass(SignalPath.DIRECT, loop.time() - begun, failed=False)
 
     async def run_prometheus(self, period_seconds: float) -> None:
         """Read all servers, beat after beat, until cancelled."""
@@ -132,13 +134,15 @@ class Observers:
         path = f"{SignalPath.PROMETHEUS}/{name}"
         before = self._signals.health.get(path)
         was_down = before is not None and bool(before.error)
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
         try:
             found = by_pod(await server.read_all())
         except PrometheusError as error:
             if not was_down:
                 logger.warning("%s; the direct path carries on where it is enabled", error)
             self._signals.passed(path, self._clock(), str(error))
-            self._metrics.signal_pass(path, failed=True)
+            self._metrics.signal_pass(path, loop.time() - begun, failed=True)
             if not was_down:
                 self._mark_users(name)
             return
@@ -146,9 +150,10 @@ class Observers:
             logger.info("Prometheus %s answers again", name)
             self._mark_users(name)
         self._signals.passed(path, self._clock())
-        self._metrics.signal_pass(path, failed=False)
         for obj in self._users(name):
             self._take(obj, found)
+            await asyncio.sleep(0)  # a service is a moment's work, and there may be hundreds
+        self._metrics.signal_pass(path, loop.time() - begun, failed=False)
 
     def _take(self, obj: Object, found: Mapping[tuple[str, str], list[Series]]) -> None:
         news = False

@@ -62,8 +62,7 @@ class Publisher:
 
     async def _write(self, report: Report, memory: ServiceMemory) -> float | None:
         status = report.status(datetime.fromtimestamp(self._clock(), UTC)).to_wire()
-        before = report.before.to_wire()
-        wait = memory.pacer.wait_seconds(before, status, quiet=report.quiet)
+        wait = memory.pacer.wait_seconds(report.before_wire, status, quiet=report.quiet)
         if wait != 0.0:
             return wait
         document = {

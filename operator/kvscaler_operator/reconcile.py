@@ -25,7 +25,7 @@ from kvscaler_api.service import InferenceService
 
 from kvscaler_operator import conditions as verdict
 from kvscaler_operator import stored
-from kvscaler_operator.assess import Assessment, Finding, assess
+from kvscaler_operator.assess import Assessment, Finding
 from kvscaler_operator.cache import Key, ObjectCache
 from kvscaler_operator.children.intent import Intent
 from kvscaler_operator.conditions import Verdict
@@ -43,7 +43,6 @@ from kvscaler_operator.report import Report
 from kvscaler_operator.resources import INFERENCE_SERVICES, Object, Resource, uid_of
 from kvscaler_operator.scale import foreign_scaler
 from kvscaler_operator.signals import SignalStore
-from kvscaler_operator.validate import read
 from kvscaler_operator.writers import Writers
 
 logger = logging.getLogger(__name__)
@@ -143,10 +142,12 @@ class Reconciler:
         self._signals.keep(uid, pods)
         states = {pod: self._signals.state(uid, pod, now) for pod in pods}
         memory.learn(fleet.replicas, states.values())
-        return Report(obj, fleet, stored.status_of(obj), states=states)
+        text = memory.text(obj)
+        return Report(obj, fleet, text.status, text.status_wire, states=states)
 
     async def _advance(self, report: Report, memory: ServiceMemory) -> float | None:
-        service, fault = read(report.obj)
+        text = memory.text(report.obj)
+        service, fault = text.service, text.fault
         if fault is None and self._options.schema_fault is not None:
             fault = self._options.schema_fault
         if service is None or fault is not None:
@@ -169,7 +170,8 @@ class Reconciler:
         blocked: Blocked | None = None
         try:
             first = _first_replicas(service, spec_replicas)
-            waits.append(await ensure_children(self._writers, report.obj, intent, first))
+            documents = memory.children(intent)
+            waits.append(await ensure_children(self._writers, report.obj, documents, first))
         except Blocked as obstacle:
             if report.fleet.deployment is None:
                 raise
@@ -184,8 +186,7 @@ class Reconciler:
     def _assess(
         self, service: InferenceService, report: Report, memory: ServiceMemory
     ) -> Assessment:
-        facts = memory.facts or stored.facts(report.before)
-        assessment = assess(service.spec, facts, memory.compute_dtype)
+        assessment = memory.assess(service.spec, memory.text(report.obj).facts)
         report.assessment = assessment
         mismatch = verdict.accelerator_mismatch(assessment, report.fleet.replicas, report.states)
         report.say(ConditionType.BUDGET_FITS, mismatch or verdict.budget_fits(assessment))

@@ -19,6 +19,8 @@ from kvscaler_operator.resources import Object, Resource, uid_of
 logger = logging.getLogger(__name__)
 
 Changed = Callable[[Resource, Object], None]
+Suspect = tuple[Object, int | None]
+"""An object that the cache does not know as it is; the version at which it was gone, if it is."""
 
 
 class Relist:
@@ -33,6 +35,7 @@ class Relist:
         changed: Changed,
         *,
         settle_seconds: float = 5.0,
+        took: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._kube = kube
         self._caches = caches
@@ -40,6 +43,7 @@ class Relist:
         self._scopes: tuple[str | None, ...] = tuple(namespaces) or (None,)
         self._changed = changed
         self._settle = settle_seconds
+        self._took = took
         self._agreed_at: dict[Resource, float] = {}
         self.passes = 0
         """Complete passes over all kinds without an error."""
@@ -75,41 +79,39 @@ class Relist:
 
     async def run_once(self) -> int:
         """One pass; returns the number of differences that no event had brought."""
-        found = 0
-        complete = True
+        begun = asyncio.get_running_loop().time()
+        suspects: dict[Resource, list[Suspect]] = {}
         for resource in self._caches:
             try:
-                found += await self._compare(resource)
+                suspects[resource] = [
+                    s for scope in self._scopes for s in await self._differences(resource, scope)
+                ]
             except KubeError as error:
-                complete = False
                 logger.warning(
                     "Relist of %s failed, next try in a period: %s", resource.plural, error
                 )
-        if complete:
-            self.passes += 1
-        return found
-
-    async def _compare(self, resource: Resource) -> int:
-        suspects = [s for scope in self._scopes for s in await self._differences(resource, scope)]
-        if suspects:
+        if any(suspects.values()):
             # An event may be on its way. Only what is still unknown after a while was missed.
             await asyncio.sleep(self._settle)
-        missed = 0
-        for obj, gone_at in suspects:
-            missed += self._take_in(resource, obj, gone_at)
+        found = sum(self._settled(resource, news) for resource, news in suspects.items())
+        if len(suspects) == len(self._caches):
+            self.passes += 1
+        self._took(asyncio.get_running_loop().time() - begun)
+        return found
+
+    def _settled(self, resource: Resource, suspects: list[Suspect]) -> int:
+        missed = sum(self._take_in(resource, obj, gone_at) for obj, gone_at in suspects)
         if missed:
             logger.info("Relist of %s found %d changes without an event", resource.plural, missed)
         else:
             self._agreed_at[resource] = asyncio.get_running_loop().time()
         return missed
 
-    async def _differences(
-        self, resource: Resource, scope: str | None
-    ) -> list[tuple[Object, int | None]]:
+    async def _differences(self, resource: Resource, scope: str | None) -> list[Suspect]:
         listing = await self._list(resource, scope)
         cache = self._caches[resource]
         listed = {uid_of(obj) for obj in listing.items}
-        news: list[tuple[Object, int | None]] = [
+        news: list[Suspect] = [
             (obj, None)
             for obj in listing.items
             if (known := cache.by_uid(uid_of(obj))) is None or version_of(known) < version_of(obj)

@@ -28,6 +28,8 @@ class Report:
     obj: Object
     fleet: Fleet
     before: InferenceServiceStatus
+    before_wire: Object
+    """The same as it is stored."""
     verdicts: Verdicts = field(default_factory=dict)
     service: InferenceService | None = None
     image: str | None = None

@@ -40,6 +40,9 @@ REASON_OF_FAULT: Mapping[Fault, AbsenceReason] = {
 """All other faults are missing answers."""
 
 
+_TOLD = tuple(name for name in ReplicaState.model_fields if name != "observed_at")
+
+
 @dataclass(slots=True)
 class PathHealth:
     """How the last pass over a path went."""
@@ -145,4 +148,4 @@ class SignalStore:
 
 
 def _changed(before: ReplicaState, after: ReplicaState) -> bool:
-    return before.model_copy(update={"observed_at": after.observed_at}) != after
+    return any(getattr(before, name) != getattr(after, name) for name in _TOLD)

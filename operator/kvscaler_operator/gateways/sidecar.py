@@ -7,6 +7,7 @@ asked. Anything else is an absence with its own reason, never a zero.
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -206,8 +207,15 @@ def _refuse(text: str) -> float:
     raise _NotFinite(text)
 
 
+_SUSPICIOUS = re.compile(rb"NaN|Infinity|\d[eE]\+?\d|\d{30}")
+"""Nothing without any of these can hold a number that is not finite or too large."""
+
+
 def _parse(model: type[M], raw: bytes, endpoint: Endpoint) -> M:
     try:
+        if _SUSPICIOUS.search(raw) is None:
+            # As every healthy replica answers: ten times faster than to look at each number.
+            return model.model_validate_json(raw)
         data = json.loads(raw, parse_float=_finite, parse_int=_whole, parse_constant=_refuse)
         return model.model_validate(data)
     except _NotFinite as error:
