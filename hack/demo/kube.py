@@ -1,8 +1,10 @@
 """A few reads of the API server and of Pods, by kubeconfig: the demo looks, it does not steer."""
 
 import base64
+import json
 import ssl
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,6 +44,19 @@ class Kube:
         async with self._session.get(self.server + path, ssl=self._tls) as response:
             response.raise_for_status()
             return await response.json(content_type=None)
+
+    async def watch(self, path: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """Type and object of every event of a watch, until the server ends it."""
+        endless = aiohttp.ClientTimeout(total=None)
+        url = self.server + path
+        async with self._session.get(url, ssl=self._tls, timeout=endless) as response:
+            response.raise_for_status()
+            buffer = b""
+            async for chunk in response.content.iter_any():
+                *lines, buffer = (buffer + chunk).split(b"\n")
+                for line in lines:
+                    event = json.loads(line)
+                    yield str(event["type"]), event["object"]
 
     async def text(self, path: str) -> str:
         """Text at `path` of the API server (logs, metrics)."""

@@ -16,14 +16,17 @@ MOST_NODES = 250  # each gets a /24 of the Pod range, a /16, as does the real no
 READY_TIMEOUT_SECONDS = 120
 
 
-def set_nodes(layout: Layout, count: int) -> None:
-    """Have exactly `count` fake nodes, all Ready; with none, kwok ends too."""
+def set_nodes(layout: Layout, count: int, attached: bool = False) -> None:
+    """Have exactly `count` fake nodes, all Ready; with none, kwok ends too.
+
+    `attached`: kwok ends with this process, even with one that is killed.
+    """
     if not 0 <= count <= MOST_NODES:
         raise ClusterError(f"{count} fake nodes: there can be 0 to {MOST_NODES}")
     api = Api(layout.server, layout.pki)
     build.ensure("kwok")
     if count:
-        _start_kwok(layout)
+        _start_kwok(layout, attached)
     with step(f"{count} fake nodes"):
         wanted = {f"fake-{number}" for number in range(count)}
         for name in _nodes(api).keys() - wanted:
@@ -39,7 +42,7 @@ def set_nodes(layout: Layout, count: int) -> None:
         processes.end(layout.state, build.path("kwok"))
 
 
-def _start_kwok(layout: Layout) -> None:
+def _start_kwok(layout: Layout, attached: bool) -> None:
     kwok = build.path("kwok")
     if processes.find(layout.state, kwok) is not None:
         return
@@ -56,7 +59,8 @@ def _start_kwok(layout: Layout) -> None:
     enter = () if layout.slot is None else sandbox.enter(layout)
     # It looks for a configuration of the user's in HOME; there shall be none.
     home = {"HOME": str(layout.state)}
-    processes.start(layout.state, command, layout.logs / "kwok.log", enter, home)
+    log = layout.logs / "kwok.log"
+    processes.start(layout.state, command, log, enter, home, attached)
 
 
 def _nodes(api: Api) -> dict[str, bool]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from localcluster import build, processes
-from localcluster.control_plane import ControlPlane
+from localcluster.control_plane import ControlPlane, write_audit_policy
 from localcluster.layout import Layout, Ports, kubeconfig_path
 from localcluster.steps import cache_dir, say
 
@@ -20,16 +20,25 @@ RECORD = "control-plane.json"
 
 
 def start(
-    state: Path, kubeconfig: Path, name: str, with_controllers: bool, attached: bool = False
+    state: Path,
+    kubeconfig: Path,
+    name: str,
+    with_controllers: bool,
+    attached: bool = False,
+    audit: bool = False,
 ) -> Layout:
     """Start etcd and the API server (and, if asked, the controllers) with their state in `state`.
 
     Publishes an administrator's kubeconfig at `kubeconfig` and returns when the server is ready.
-    `attached`: it all ends with this process, even with one that is killed. Where starting
-    fails, nothing is left running; state and logs stay for a look.
+    `attached`: it all ends with this process, even with one that is killed. `audit`: every write
+    is logged in logs/audit.log. Where starting fails, nothing is left running; state and logs stay
+    for a look.
     """
     build.ensure(*(build.CONTROL_PLANE_BINARIES if with_controllers else build.API_BINARIES))
     layout = Layout(name, None, state, kubeconfig, Ports.free_on_loopback())
+    if audit:
+        state.mkdir(parents=True, exist_ok=True)
+        write_audit_policy(layout)
     try:
         ControlPlane(layout, attached=attached).start(with_controllers)
     except BaseException:  # an interrupt, too: half a control plane is of no use to anyone
