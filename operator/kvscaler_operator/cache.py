@@ -9,9 +9,20 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable
 
-from kvscaler_operator.resources import Object, Resource, name_of, namespace_of, uid_of
+from kvscaler_operator.resources import (
+    DEPLOYMENTS,
+    INFERENCE_SERVICES,
+    Object,
+    Resource,
+    name_of,
+    namespace_of,
+    uid_of,
+)
 
 TOMBSTONE_SECONDS = 900.0
+WHO_WROTE_MATTERS = frozenset({INFERENCE_SERVICES, DEPLOYMENTS})
+"""Kinds whose `managedFields` are read. Of all others they are dropped: half of a Pod's size, and
+most of the dicts that the garbage collector would walk through."""
 
 Key = tuple[str, str]
 """Namespace and name."""
@@ -65,6 +76,8 @@ class ObjectCache:
             return False
         if known is not None and version_of(known) >= version:
             return False
+        if self.resource not in WHO_WROTE_MATTERS:
+            obj["metadata"].pop("managedFields", None)
         key = (namespace_of(obj), name_of(obj))
         previous = self._by_key.get(key)
         if previous is not None and uid_of(previous) != uid:

@@ -137,7 +137,7 @@ class Observers:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         try:
-            found = by_pod(await server.read_all())
+            found = await asyncio.to_thread(by_pod, await server.read_all())
         except PrometheusError as error:
             if not was_down:
                 logger.warning("%s; the direct path carries on where it is enabled", error)

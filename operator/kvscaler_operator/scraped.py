@@ -14,7 +14,7 @@ from kvscaler.protocol.state import ReplicaState
 from kvscaler.traffic import AbsenceReason, Absent, Present, Signal
 from pydantic import ValidationError
 
-from kvscaler_operator.gateways.prometheus import DOWN, SCRAPE_TIME, Series
+from kvscaler_operator.gateways.prometheus import BUCKETS, DOWN, SCRAPE_TIME, Series
 from kvscaler_operator.gateways.sidecar import LARGEST_NUMBER
 
 SOURCE = "prometheus"
@@ -84,7 +84,7 @@ def _take(
 ) -> None:
     labels = one.labels
     match one.query:
-        case "buckets":
+        case query if query.startswith(BUCKETS):
             name = labels.get("__name__", "").removesuffix("_bucket")
             buckets[name][labels.get("le", "")] = number
         case "sums":

@@ -7,7 +7,7 @@ import pytest
 from kvscaler_operator.cache import ObjectCache
 from kvscaler_operator.gateways.kube import ForbiddenError, UnavailableError
 from kvscaler_operator.relist import Relist
-from kvscaler_operator.resources import PODS, Object, Resource, name_of
+from kvscaler_operator.resources import DEPLOYMENTS, PODS, SERVICES, Object, Resource, name_of
 
 from tests.controller.fakes import FakeKube, made
 from tests.controller.virtual_time import run
@@ -73,6 +73,19 @@ def test_a_name_used_again_replaces_its_predecessor() -> None:
         assert cache.by_uid("1") is None
         assert not cache.observe(made("a", "1", 10, service="x"))
         assert len(cache.labelled("x")) == 1
+
+    in_loop(body)
+
+
+def test_who_wrote_a_field_is_kept_only_where_it_is_read() -> None:
+    def body() -> None:
+        for kind, kept in ((PODS, False), (DEPLOYMENTS, True)):
+            cache = ObjectCache(kind, "service")
+            obj = made("a", "1", 10, service="x")
+            obj["metadata"]["managedFields"] = [{"manager": "kubelet"}]
+            cache.observe(obj)
+            (found,) = cache.all()
+            assert ("managedFields" in found["metadata"]) is kept
 
     in_loop(body)
 
@@ -212,5 +225,28 @@ def test_the_first_list_does_not_wait_for_a_right_that_is_missing() -> None:
         with pytest.raises(ForbiddenError, match="cannot list pods"):
             await h.relist.fill()
         assert len(h.kube.calls) == 1
+
+    run(scenario())
+
+
+def test_late_events_of_many_kinds_are_waited_for_once() -> None:
+    async def scenario() -> None:
+        kube, took = FakeKube(), []
+        kinds = (PODS, DEPLOYMENTS, SERVICES)
+        caches = {kind: ObjectCache(kind, "service") for kind in kinds}
+        relist = Relist(
+            kube,  # type: ignore[arg-type]
+            caches,
+            {},
+            (),
+            lambda *_: None,
+            settle_seconds=5.0,
+            took=took.append,
+        )
+        for kind in kinds:
+            kube.put(kind, made("a", f"uid-{kind.plural}", 0, service="x"))
+        assert await relist.run_once() == 3
+        assert [len(cache) for cache in caches.values()] == [1, 1, 1]
+        assert took == [5.0]
 
     run(scenario())

@@ -1,6 +1,8 @@
 """Which Pods are ours and what they are; which budget a spec gets."""
 
 import asyncio
+import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from kvscaler_api.service import InferenceService
 from kvscaler_api.status_budget import FactsSource
 from kvscaler_operator.assess import Assessment, assess
 from kvscaler_operator.cache import ObjectCache
+from kvscaler_operator.children.intent import Intent
 from kvscaler_operator.memory import ServiceMemory
 from kvscaler_operator.observe import Fleet, observe_fleet
 from kvscaler_operator.resources import DEPLOYMENTS, PODS, REPLICA_SETS, Object
@@ -222,3 +225,37 @@ def test_a_clock_that_is_set_back_freezes_no_state() -> None:
     window = signals.window("service", ["a", "b"], 6_401.0)
     assert isinstance(window, Present)
     assert window.time < 6_401.0
+
+
+def test_what_follows_from_an_object_is_made_once_for_each_version_of_it() -> None:
+    memory = ServiceMemory()
+    obj = service_object("ns")
+    obj["metadata"] |= {"uid": "uid-1", "generation": 1}
+    first = memory.text(obj)
+    assert first.service is not None and first.fault is None
+    assert memory.text(obj) is first
+    budget = memory.assess(first.service.spec, None)
+    assert memory.assess(first.service.spec, None) is budget
+    memory.compute_dtype = "bfloat16"
+    assert memory.assess(first.service.spec, None) is not budget
+    changed = copy.deepcopy(obj)
+    changed["spec"]["scaling"]["maxReplicas"] = 7
+    second = memory.text(changed)
+    assert second.service is not None and second.service.spec.scaling.max_replicas == 7
+
+
+def test_children_are_the_same_documents_until_the_intent_changes() -> None:
+    memory = ServiceMemory()
+    obj = service_object("ns")
+    obj["metadata"]["uid"] = "uid-1"
+    service = memory.text(obj).service
+    assert service is not None
+    intent = Intent(service, "image:1", "Never", 2 << 30, {"k.pem": "PEM"})
+    documents = memory.children(intent)
+    assert memory.children(replace(intent)) is documents
+    other = memory.children(replace(intent, image="image:2"))
+    images = [
+        document["spec"]["template"]["spec"]["containers"][0]["image"]
+        for document in (documents[-1], other[-1])
+    ]
+    assert images == ["image:1", "image:2"]

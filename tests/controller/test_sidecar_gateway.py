@@ -191,3 +191,25 @@ async def test_concurrency_is_bounded(gateway: SidecarGateway, sidecar: FakeSide
     await asyncio.gather(*(bounded.state(endpoint(sidecar)) for _ in range(12)))
     assert most == 2
     await bounded.close()
+
+
+@pytest.mark.parametrize("text", ["inf", "nan", "1e400", "12"])
+async def test_a_text_is_no_number(
+    text: str, sidecar: FakeSidecar, gateway: SidecarGateway
+) -> None:
+    assert sidecar.state is not None
+    body = json.loads(sidecar.state.model_dump_json())
+    body["traffic"]["step_seconds"] = text
+    sidecar.raw = json.dumps(body).encode()
+    assert await fault_of(gateway, endpoint(sidecar)) is Fault.MALFORMED
+
+
+@pytest.mark.parametrize("number", ["2" + "0" * 30, "-" + "9" * 400, "1.5E+31", "1" * 31 + ".5"])
+async def test_a_number_that_overflows_arithmetic_is_none(
+    number: str, sidecar: FakeSidecar, gateway: SidecarGateway
+) -> None:
+    assert sidecar.state is not None
+    body = sidecar.state.model_dump_json()
+    sidecar.raw = body.replace('"step_seconds":0.0', f'"step_seconds":{number}').encode()
+    assert sidecar.raw != body.encode()
+    assert await fault_of(gateway, endpoint(sidecar)) is Fault.NOT_A_NUMBER

@@ -213,11 +213,11 @@ _SUSPICIOUS = re.compile(rb"NaN|Infinity|\d[eE]\+?\d|\d{30}")
 
 def _parse(model: type[M], raw: bytes, endpoint: Endpoint) -> M:
     try:
-        if _SUSPICIOUS.search(raw) is None:
-            # As every healthy replica answers: ten times faster than to look at each number.
-            return model.model_validate_json(raw)
-        data = json.loads(raw, parse_float=_finite, parse_int=_whole, parse_constant=_refuse)
-        return model.model_validate(data)
+        if _SUSPICIOUS.search(raw) is not None:
+            json.loads(raw, parse_float=_finite, parse_int=_whole, parse_constant=_refuse)
+        # In one go, as every healthy replica answers; strictly, since a text such as "inf" would
+        # become a number.
+        return model.model_validate_json(raw, strict=True)
     except _NotFinite as error:
         raise SidecarError(
             Fault.NOT_A_NUMBER, f"{endpoint.pod_name} at {endpoint.ip} reports {error} as a number"
