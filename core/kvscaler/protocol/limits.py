@@ -8,6 +8,7 @@ its hash went back to that of its own limits.
 import hashlib
 import json
 from enum import StrEnum
+from functools import lru_cache
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -64,8 +65,14 @@ class AdmissionLimits(Message):
     @property
     def content_hash(self) -> str:
         """First 16 hexadecimal digits of SHA-256 over the canonical JSON of all fields."""
-        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+        return _digest(self)
+
+
+@lru_cache(maxsize=256)
+def _digest(limits: AdmissionLimits) -> str:
+    """Limits of a whole fleet are compared every second, and are few."""
+    canonical = json.dumps(limits.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 class LimitsPut(Message):

@@ -62,7 +62,7 @@ class Row:
             name: int(value) if name in _WHOLE else value
             for name, value in zip(_NUMBERS, self.values, strict=False)
         }
-        histograms = dict(zip(_HISTOGRAMS, self._histograms(), strict=True))
+        histograms: dict[str, Any] = dict(zip(_HISTOGRAMS, self._histograms(), strict=True))
         return TrafficCounters.model_construct(
             None, **numbers, refused=dict(self.refused), **histograms
         )

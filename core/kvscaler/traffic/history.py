@@ -9,6 +9,7 @@ Memory: of the last minute every reading's time and arrivals are kept, but all o
 once a bucket, as a row (see `counters`): enough to subtract at any later time.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -227,9 +228,8 @@ class SampleHistory:
             start = self._watched_start(first)
             if start is not None and first.time > since:
                 spans.append((start, first.time, count(first)))
-            for earlier, later in pairwise(readings):
-                if later.time <= since:
-                    continue
+            reach = bisect_right(readings, since, key=lambda reading: reading.time)
+            for earlier, later in pairwise(readings[max(0, reach - 1) :]):
                 if earlier.started_at == later.started_at:
                     counted = count(later) - count(earlier)
                     spans.append((earlier.time, later.time, max(0.0, counted)))

@@ -207,13 +207,25 @@ def _refuse(text: str) -> float:
     raise _NotFinite(text)
 
 
-_SUSPICIOUS = re.compile(rb"NaN|Infinity|\d[eE]\+?\d|\d{30}")
-"""Nothing without any of these can hold a number that is not finite or too large."""
+_SHAPE = bytes.maketrans(b"123456789E", b"000000000e")
+_EXPONENT = re.compile(rb"0e\+?0+\s*(?:[,}\]]|\Z)")
+
+
+def _is_suspicious(raw: bytes) -> bool:
+    """Whether a JSON text may hold a number that is not finite or too large. Those of healthy
+    replicas hold none, and to tell takes a twentieth of the time that looking at each would."""
+    shape = raw.translate(_SHAPE)
+    return (
+        b"NaN" in raw
+        or b"Infinity" in raw
+        or b"0" * 30 in shape
+        or _EXPONENT.search(shape) is not None
+    )
 
 
 def _parse(model: type[M], raw: bytes, endpoint: Endpoint) -> M:
     try:
-        if _SUSPICIOUS.search(raw) is not None:
+        if _is_suspicious(raw):
             json.loads(raw, parse_float=_finite, parse_int=_whole, parse_constant=_refuse)
         # In one go, as every healthy replica answers; strictly, since a text such as "inf" would
         # become a number.
