@@ -52,6 +52,8 @@ SPIKES = 5
 SPIKE_DEADLINE_SECONDS = 60.0
 BETWEEN_SPIKES_SECONDS = 8.0
 MIB = 1 << 20
+FLAGS = ("--writes-per-second", "200", "--lease-duration-seconds", "60")
+"""Of the operator: to fill the fleet soon, and to lose no Lease on a machine that others use too."""
 
 PASS = "kvscaler_signal_pass_duration_seconds"
 LAG = "kvscaler_event_loop_lag_seconds"
@@ -118,6 +120,7 @@ async def fill(world: World, services: int) -> None:
 
     async def filled() -> bool:
         nonlocal last
+        world.check("operator")
         pods = (await world.control())["pods"]
         if pods // 200 != last // 200:
             progress(f"  {pods} Pods")
@@ -128,6 +131,7 @@ async def fill(world: World, services: int) -> None:
     wanted = services * REPLICAS
 
     async def limited() -> bool:
+        world.check("operator")
         page = Page(await world.metrics())
         applied = page.series("kvscaler_service_condition", type="LimitsApplied", status="true")
         ready = page.total("kvscaler_service_replicas", phase="Ready")
@@ -229,7 +233,7 @@ async def measure(services: int, minutes: float) -> Findings:
         await until(lambda: _listens(world), "the replicas answer", 30)
         await world.control(per_second=CALM_PER_SECOND)
         world.start_prometheus(debian.prometheus_2())
-        world.start_operator("--writes-per-second", "200")
+        world.start_operator(*FLAGS)
         await world.until_ready(60)
         begun = time.monotonic()
         progress(f"{services} services, {services * REPLICAS} Pods")
@@ -248,7 +252,7 @@ async def measure(services: int, minutes: float) -> Findings:
         findings.peak_bytes = last.usage["operator"].peak_bytes
         findings.resident_bytes = last.usage["operator"].resident_bytes
         world.end("operator")
-        world.start_operator("--writes-per-second", "200")
+        world.start_operator(*FLAGS)
         findings.restart_seconds = await world.until_ready(120)
         progress(f"  first full pass {findings.restart_seconds:.1f} s after the start")
         page = Page(await world.metrics())

@@ -179,10 +179,14 @@ class World:
             child.kill()
             child.wait()
 
-    def alive(self, name: str) -> bool:
-        """Whether a process of `run` still runs."""
-        child = self._children.get(name)
-        return child is not None and child.poll() is None
+    def check(self, name: str) -> None:
+        """Raise `WorldError`, with the end of its log, when a process of `run` has ended."""
+        child = self._children[name]
+        if child.poll() is not None:
+            raise WorldError(f"{name} ended with {child.returncode}: {self._last_words(name)}")
+
+    def _last_words(self, name: str) -> str:
+        return self.log(name).read_text(errors="replace")[-2000:]
 
     def log(self, name: str) -> Path:
         """Where a process of `run` writes."""
@@ -256,8 +260,7 @@ class World:
         begun = time.monotonic()
 
         async def ready() -> bool:
-            if not self.alive("operator"):
-                raise WorldError(f"the operator ended: {self.log('operator').read_text()[-2000:]}")
+            self.check("operator")
             return await self.is_ready()
 
         await until(ready, "the operator is ready", seconds)
