@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from localcluster import handle, lifecycle, standalone
 from localcluster.handle import ClusterHandle
 from localcluster.layout import DEFAULT_NAME
@@ -12,6 +13,16 @@ from localimages import build as image_build
 from localimages import containerd
 
 TREE = Path(__file__).resolve().parent.parent
+
+# A busy machine is no fault of the code. Continuous integration repeats the same examples, so that
+# it is red for what changed; everywhere else new ones are looked for.
+settings.register_profile(
+    "kvscaler",
+    deadline=None,
+    derandomize="CI" in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("kvscaler")
 
 pytest_plugins = ["tests.chaos.rows", "tests.e2e.installed"]
 

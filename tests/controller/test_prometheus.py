@@ -392,7 +392,7 @@ hostile_series = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(hostile_series, max_size=8))
 def test_no_label_or_value_that_a_pod_exports_breaks_the_reader(found: list[Series]) -> None:
     """One Pod's page is read with all others': an error would end the operator for all services."""

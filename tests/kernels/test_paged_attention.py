@@ -48,7 +48,7 @@ def shuffled_pool(
     return pool, table, rows
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SHAPES, st.lists(st.integers(1, 70), min_size=1, max_size=5), st.integers(0, 2**31))
 def test_decode_equals_the_formula(
     shape: tuple[int, int, int, int], lengths: list[int], seed: int
@@ -71,7 +71,7 @@ def test_decode_equals_the_formula(
         torch.testing.assert_close(out[n], expected, atol=2e-5, rtol=2e-5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     SHAPES,
     st.integers(0, 90),

@@ -55,7 +55,7 @@ def test_what_is_incomplete_at_the_end_becomes_a_replacement_character() -> None
     assert stream.finish() == TOKENIZER.decode(tokens) == "\ufffd"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=40))
 def test_stream_equals_decoding_at_once_for_any_tokens(tokens: list[int]) -> None:
     stream = TOKENIZER.stream([])
@@ -71,7 +71,7 @@ KNOWN_BYTES = frozenset(
 """The model's vocabulary lacks a few bytes that no text of its training had."""
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=60).filter(
         lambda text: KNOWN_BYTES.issuperset(text.encode())

@@ -293,7 +293,7 @@ PLAYERS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     PLAYERS,
     st.integers(16, 30),
@@ -361,7 +361,7 @@ def test_under_worst_case_no_admitted_request_is_ever_preempted(
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     PLAYERS,
     st.integers(16, 30),

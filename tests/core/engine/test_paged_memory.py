@@ -121,7 +121,7 @@ class PagedMemory(RuleBasedStateMachine):
 
 
 TestPagedMemory = PagedMemory.TestCase
-TestPagedMemory.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestPagedMemory.settings = settings(max_examples=150, stateful_step_count=50)
 
 
 def cache_with(prompt: list[int], blocks: int = 8) -> tuple[BlockPool, PrefixCache, EngineRequest]:

@@ -248,7 +248,7 @@ def submit_all(s: Scheduler, wanted: list[tuple[list[int], int, int]]) -> list[E
     return made
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(REQUESTS, WORLD, st.data())
 def test_every_request_finishes_whatever_happens_around_it(wanted, world, data):
     s = scheduler(**world)
@@ -312,7 +312,7 @@ def everything(s: Scheduler, made: list[EngineRequest]) -> object:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(REQUESTS, WORLD, st.lists(st.integers(1, 25), min_size=1, max_size=8), st.booleans())
 def test_advancing_k_steps_equals_k_times_one_step(wanted, world, strides, to_the_end):
     whole, single = scheduler(**world), scheduler(**world)

@@ -56,7 +56,7 @@ def situations(draw):
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(situations())
 def test_replicas_stay_within_their_bounds_and_the_decision_explains_itself(situation):
     spec, _, _, _, pods, _, _ = situation
@@ -73,7 +73,7 @@ def test_replicas_stay_within_their_bounds_and_the_decision_explains_itself(situ
     assert len(removable) - len(decision.victims) >= min(decision.desired_replicas, len(removable))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(situations())
 def test_what_is_missing_never_shrinks(situation):
     spec, room, seen, occupancy, pods, _, _ = situation
@@ -85,7 +85,7 @@ def test_what_is_missing_never_shrinks(situation):
         assert decision.desired_replicas >= min(pods.target_replicas, spec.max_replicas)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(situations(), st.data())
 def test_losing_a_signal_never_leaves_fewer_replicas(situation, data):
     spec, room, _, occupancy, pods, history, now = situation
@@ -97,7 +97,7 @@ def test_losing_a_signal_never_leaves_fewer_replicas(situation, data):
     assert after >= min(before, held)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(situations(), st.floats(0, 1))
 def test_after_a_restart_nothing_shrinks_within_a_window(situation, part):
     spec, room, seen, occupancy, pods, _, _ = situation
@@ -108,7 +108,7 @@ def test_after_a_restart_nothing_shrinks_within_a_window(situation, part):
         assert decision.desired_replicas >= min(pods.target_replicas, spec.max_replicas)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(SPECS, CAPACITY, TRAFFIC, st.floats(1.0, 5.0), st.integers(1, 6))
 def test_more_traffic_never_asks_for_fewer(spec, room, seen, factor, ready):
     pods = fleet(*[ReplicaPhase.READY] * ready)
