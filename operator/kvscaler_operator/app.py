@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from kubernetes.aio import client as kubernetes_client
+from kvscaler import __version__
 from kvscaler_api.metadata import SERVICE_UID_LABEL
 from prometheus_client import CollectorRegistry
 
@@ -19,7 +20,7 @@ from kvscaler_operator.apply import ChildWriter
 from kvscaler_operator.cache import Key, ObjectCache
 from kvscaler_operator.drain import Drainer
 from kvscaler_operator.events import EventRecorder
-from kvscaler_operator.gateways.kube import KubeGateway, connect
+from kvscaler_operator.gateways.kube import FIELD_MANAGER, KubeGateway, connect
 from kvscaler_operator.gateways.limiter import TokenBucket
 from kvscaler_operator.gateways.prometheus import PrometheusGateway
 from kvscaler_operator.gateways.sidecar import SidecarGateway
@@ -77,7 +78,15 @@ class Operator:
     async def run(self, stop: asyncio.Event | None = None) -> None:
         """Serve under the Lease until `stop` is set; raises what ended it otherwise."""
         settings = self.settings
-        api = await connect(settings.kubeconfig or None, settings.context or None)
+        lease_seconds = settings.lease_duration_seconds
+        deadline_seconds = lease_seconds * 2 / 3
+        api = await connect(
+            settings.kubeconfig or None,
+            settings.context or None,
+            # A write sent at the deadline has arrived, or never will, before another may begin.
+            unacknowledged_seconds=lease_seconds - deadline_seconds,
+            agent=f"{FIELD_MANAGER}/{__version__} ({settings.pod_name})",
+        )
         self.kube = KubeGateway(
             api,
             writes=TokenBucket(settings.writes_per_second, int(2 * settings.writes_per_second)),
@@ -89,9 +98,9 @@ class Operator:
             settings.release_namespace,
             settings.lease_name,
             settings.pod_name,
-            duration_seconds=settings.lease_duration_seconds,
-            deadline_seconds=settings.lease_duration_seconds * 2 / 3,
-            retry_seconds=settings.lease_duration_seconds / 7.5,
+            duration_seconds=lease_seconds,
+            deadline_seconds=deadline_seconds,
+            retry_seconds=lease_seconds / 7.5,
         )
         self._elector = elector
         await self.http.start(settings.probe_port, settings.metrics_port)

@@ -63,8 +63,13 @@ def accelerator_mismatch(
     return None
 
 
-def scaling_active(mode: ScalingMode, decision: Decision) -> Verdict:
-    """ScalingActive: whether the number of replicas is being decided on."""
+def scaling_active(mode: ScalingMode, decision: Decision, rival: str | None = None) -> Verdict:
+    """ScalingActive: whether the number of replicas is being decided on.
+
+    `rival` is an autoscaler that conflicts with us, in words.
+    """
+    if rival is not None:
+        return _conflict(rival)
     if decision.reason is DecisionReason.HOLD_EXPIRED or not decision.active:
         return Verdict(False, Reason.HOLD_EXPIRED, decision.message)
     if decision.binding_constraint is Constraint.SIGNAL_HOLD:
@@ -92,8 +97,20 @@ def limits_applied(serving: Sequence[Replica], outcome: LimitsOutcome | None) ->
     return Verdict(True, Reason.APPLIED, "all ready replicas enforce the limits")
 
 
-def replicas_owned(mode: ScalingMode, conflicting_writer: str | None) -> Verdict:
+def _conflict(rival: str) -> Verdict:
+    words = (
+        f"{rival}, which is the operator's to write: nothing is scaled by it until that ends. Let "
+        "the autoscaler target the InferenceService and set scaling.mode External, or delete it"
+    )
+    return Verdict(False, Reason.CONFLICTING_AUTOSCALER, words)
+
+
+def replicas_owned(
+    mode: ScalingMode, conflicting_writer: str | None, rival: str | None = None
+) -> Verdict:
     """ReplicasOwned: whether anyone else writes what is ours to write."""
+    if rival is not None:
+        return _conflict(rival)
     if mode is not ScalingMode.MANAGED:
         words = f"scaling.mode is {mode.value}: spec.replicas is not the operator's to write"
         return Verdict(True, Reason.NOT_OURS, words)

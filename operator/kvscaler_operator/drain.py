@@ -2,67 +2,42 @@
 
 A scale-down is a small state machine whose state is in the cluster: an annotation on each Pod
 that was chosen. So a restarted operator carries on where it was. Order: chosen and annotated
-with a deletion cost → told to drain → empty or out of time → the Deployment's replicas are lowered
-by as many. Which Pods the ReplicaSet controller then deletes follows its own order (unscheduled,
-pending and not-ready Pods before ready ones, then the deletion cost), so the choice here follows it too.
+with a deletion cost → told to drain → empty or out of time → the Deployment's replicas are lowered.
+
+Which Pods go then is the ReplicaSet controller's choice (see `deletion`). So replicas are lowered only
+by as many as stand at the front of its order and are done.
 """
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from kvscaler.protocol.drain import DrainPhase, DrainPut, DrainReport
 from kvscaler.protocol.state import ReplicaState
-from kvscaler.scaling import ReplicaPhase
 from kvscaler.traffic import Present, Signal
 from kvscaler_api.metadata import DRAIN_ANNOTATION
-from pydantic import BaseModel, ConfigDict, ValidationError
 
+from kvscaler_operator.deletion import (
+    CHOSEN_COST,
+    DONE_COST,
+    DrainRecord,
+    States,
+    deletion_order,
+    next_to_go,
+    serves,
+)
 from kvscaler_operator.gateways.kube import KubeGateway, NotFoundError
 from kvscaler_operator.gateways.sidecar import Endpoint, SidecarError, SidecarGateway
-from kvscaler_operator.observe import Fleet, Replica
+from kvscaler_operator.observe import COST_ANNOTATION, Fleet, Replica
 from kvscaler_operator.resources import PODS, Object, name_of, namespace_of, uid_of
 
 logger = logging.getLogger(__name__)
 
-COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
-CHOSEN_COST = "-1000"
 LOOK_AGAIN_SECONDS = 1.0
 REPEAT_PUT_SECONDS = 30.0
-
-DELETION_ORDER = (
-    ReplicaPhase.UNSCHEDULABLE,
-    ReplicaPhase.CRASH_LOOPING,
-    ReplicaPhase.WARMING,
-    ReplicaPhase.DRAINING,
-    ReplicaPhase.READY,
-)
-"""Unassigned and not-ready Pods before ready ones, as the ReplicaSet controller has it."""
-
-States = Mapping[str, Signal[ReplicaState]]
-"""By Pod UID."""
-
-
-class DrainRecord(BaseModel):
-    """What the annotation on a draining Pod says."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    since: float
-    """Unix seconds."""
-    timeout_seconds: float
-
-    @classmethod
-    def of(cls, replica: Replica) -> "DrainRecord | None":
-        """The record on a Pod. One that can't be read counts as begun long ago."""
-        text = replica.drain_record
-        if text is None:
-            return None
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError:
-            return cls(since=0.0, timeout_seconds=0.0)
+ADMIN_DRAIN = "admin"
+"""What a sidecar says of a drain that its admin API began (see `kvscaler.protocol.drain`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,36 +57,6 @@ class Outcome:
     waiting: str = ""
 
 
-def serves(replica: Replica, states: States) -> bool:
-    """Whether a Pod may have requests: it is or was ready, or says that it has some."""
-    if replica.phase in (ReplicaPhase.READY, ReplicaPhase.DRAINING):
-        return True
-    state = states.get(replica.uid)
-    return isinstance(state, Present) and state.value.drain.live_requests > 0
-
-
-def deletion_order(
-    replicas: Sequence[Replica], preferred: Sequence[str], states: States
-) -> list[Replica]:
-    """Replicas in the order in which to give them up.
-
-    Those that are not ready first, as the ReplicaSet controller takes them first whatever we say;
-    then those that drain already, oldest drain first; then as the decision prefers; then the least
-    loaded, where an unknown load counts as the heaviest.
-    """
-    ranks = {uid: index for index, uid in enumerate(preferred)}
-    loads = _loads(states)
-
-    def key(replica: Replica) -> tuple[int, float, float, str]:
-        record = DrainRecord.of(replica)
-        chosen = record.since if record is not None else float(ranks.get(replica.uid, len(ranks)))
-        load = loads.get(replica.uid, float("inf"))
-        return (DELETION_ORDER.index(replica.phase), chosen, load, replica.name)
-
-    alive = [r for r in replicas if r.phase is not ReplicaPhase.TERMINATING]
-    return sorted(alive, key=key)
-
-
 class Drainer:
     """Runs scale-downs. Its memory only spares repeated calls; a restart loses nothing."""
 
@@ -128,6 +73,7 @@ class Drainer:
         self._observed = observed
         self._told: dict[str, float] = {}
         self._began: dict[tuple[str, float], float] = {}
+        self._ended: dict[str, float] = {}
         self._warned: set[str] = set()
 
     async def step(
@@ -143,33 +89,37 @@ class Drainer:
         """Bring the fleet one step nearer to `target` replicas."""
         current = fleet.replica_count
         order = deletion_order(fleet.replicas, preferred, states)
+        surplus = order[: max(0, len(order) - target)]
         if target >= current:
             # Replicas were lowered and Pods still exist: those are going, and stay drained.
-            going = {r.uid for r in order[: max(0, len(order) - target)]}
-            cancelled = await self._cancel_all_but(going, service_uid, fleet)
-            return Outcome(max(target, current), cancelled=cancelled)
+            ended = await self._end_all_but(
+                {r.uid for r in surplus}, service_uid, order, states, now
+            )
+            again = LOOK_AGAIN_SECONDS if ended.pending else None
+            return Outcome(max(target, current), again, cancelled=ended.names)
         if fleet.rollout_in_progress:
             words = "a rollout is in progress: nothing is drained until it has ended"
             return Outcome(current, LOOK_AGAIN_SECONDS * 2, waiting=words)
-        surplus = current - target
-        chosen = order[: max(0, len(order) - target)]
-        cancelled = await self._cancel_all_but({r.uid for r in chosen}, service_uid, fleet)
-        progress = _Progress(
-            # What the Deployment asks for and does not exist yet is given up for nothing; what
-            # exists above what it asks for is being deleted already.
-            done=current - len(order)
-        )
-        for replica in chosen:
+        ended = await self._end_all_but({r.uid for r in surplus}, service_uid, order, states, now)
+        progress = _Progress()
+        for replica in surplus:
             await self._advance(service_uid, replica, states, timeout_seconds, now, progress)
-        lowered = min(surplus, max(0, progress.done))
+        chosen = {r.uid: r for r in (*progress.waiting, *progress.done)}
+        marked = [chosen.get(r.uid, r) for r in order]
+        done = {r.uid for r in progress.done}
+        going = next_to_go(marked, done)
+        if going < len(done):
+            going = next_to_go(await self._put_first(marked, done), done)
+        # What the Deployment asks for and does not exist yet is given up for nothing.
+        lowered = min(current, max(target, len(order) - going))
         return Outcome(
-            current - lowered,
-            LOOK_AGAIN_SECONDS if lowered < surplus else None,
+            lowered,
+            LOOK_AGAIN_SECONDS if lowered > target or ended.pending else None,
             tuple(progress.started),
             tuple(progress.finished),
             tuple(progress.timed_out),
-            cancelled,
-            f"draining {', '.join(progress.waiting)}" if progress.waiting else "",
+            ended.names,
+            f"draining {', '.join(r.name for r in progress.waiting)}" if progress.waiting else "",
         )
 
     async def _advance(
@@ -181,25 +131,28 @@ class Drainer:
         now: float,
         progress: "_Progress",
     ) -> None:
-        if not serves(replica, states):
-            progress.gone()
+        if not serves(replica, states, now):
+            progress.done.append(replica)
             return
         record = DrainRecord.of(replica)
         if record is None:
             record = DrainRecord(since=now, timeout_seconds=timeout_seconds)
-            if not await self._annotate(replica, record):
-                progress.gone()
+            marked = await self._annotate(replica, record, CHOSEN_COST)
+            if marked is None:
+                progress.done.append(replica)
                 return
+            replica = marked
             progress.started.append(replica.name)
-        report = await self._tell(service_uid, replica, record, now)
-        if _is_empty(report, states.get(replica.uid)):
+        state = states.get(replica.uid)
+        report = await self._tell(service_uid, replica, record, state, now)
+        if _is_empty(report, state, record):
             progress.finished.append(replica.name)
-            progress.gone()
+            progress.done.append(replica)
         elif self._lasts(replica, record, now) >= record.timeout_seconds:
             progress.timed_out.append(replica.name)
-            progress.gone()
+            progress.done.append(replica)
         else:
-            progress.waiting.append(replica.name)
+            progress.waiting.append(replica)
 
     def _lasts(self, replica: Replica, record: DrainRecord, now: float) -> float:
         """Seconds that a drain has lasted. A clock that is set back lengthens it by at most what it
@@ -209,19 +162,60 @@ class Drainer:
         self._began[drain] = began
         return now - began
 
-    async def _cancel_all_but(
-        self, going: set[str], service_uid: str, fleet: Fleet
-    ) -> tuple[str, ...]:
-        draining = [
-            r for r in fleet.replicas if r.phase is ReplicaPhase.DRAINING and r.uid not in going
-        ]
-        return tuple([r.name for r in draining if await self._cancel(service_uid, r)])
+    async def _put_first(self, replicas: Sequence[Replica], done: Collection[str]) -> list[Replica]:
+        """Give Pods that are done the lowest cost, so that they go before those that still drain."""
+        result = []
+        for replica in replicas:
+            if replica.uid in done and replica.deletion_cost > DONE_COST:
+                record = DrainRecord.of(replica)
+                result.append(await self._annotate(replica, record, DONE_COST) or replica)
+            else:
+                result.append(replica)
+        return result
+
+    async def _end_all_but(
+        self,
+        going: Collection[str],
+        service_uid: str,
+        replicas: Sequence[Replica],
+        states: States,
+        now: float,
+    ) -> "_Ended":
+        """End every drain but those of `going`, be it ours or one that lost its annotation."""
+        names, pending = [], False
+        for replica in replicas:
+            if replica.uid in going or not self._drains(replica, states.get(replica.uid)):
+                continue
+            if await self._cancel(service_uid, replica, now):
+                names.append(replica.name)
+            else:
+                pending = True
+        return _Ended(tuple(names), pending)
+
+    def _drains(self, replica: Replica, state: Signal[ReplicaState] | None) -> bool:
+        """Whether a Pod carries our marks, or drains because it was told to and nobody recalls."""
+        if _is_marked(replica):
+            return True
+        if not isinstance(state, Present):
+            return False
+        drain = state.value.drain
+        # What it said before its drain was ended is no news.
+        news = state.time > self._ended.get(replica.uid, 0.0) + LOOK_AGAIN_SECONDS
+        return news and drain.reason == ADMIN_DRAIN and drain.phase is not DrainPhase.SERVING
 
     async def _tell(
-        self, service_uid: str, replica: Replica, record: DrainRecord, now: float
+        self,
+        service_uid: str,
+        replica: Replica,
+        record: DrainRecord,
+        state: Signal[ReplicaState] | None,
+        now: float,
     ) -> DrainReport | None:
         endpoint = self._endpoint(service_uid, replica)
-        if endpoint is None or abs(now - self._told.get(replica.uid, 0.0)) < REPEAT_PUT_SECONDS:
+        told = self._told.get(replica.uid)
+        if endpoint is None or (
+            told is not None and abs(now - told) < _repeat_seconds(state, told)
+        ):
             return None
         put = DrainPut(drain=True, timeout_seconds=record.timeout_seconds)
         try:
@@ -233,14 +227,17 @@ class Drainer:
         self._told[replica.uid] = now
         return report
 
-    async def _annotate(self, replica: Replica, record: DrainRecord) -> bool:
-        annotations = {
-            DRAIN_ANNOTATION: json.dumps(record.model_dump(), sort_keys=True),
-            COST_ANNOTATION: CHOSEN_COST,
-        }
-        return await self._apply(replica.pod, annotations)
+    async def _annotate(
+        self, replica: Replica, record: DrainRecord | None, cost: int
+    ) -> Replica | None:
+        """Mark a Pod: with the cost alone when it never served. `None` when it is gone."""
+        annotations = {COST_ANNOTATION: str(cost)}
+        if record is not None:
+            annotations[DRAIN_ANNOTATION] = json.dumps(record.model_dump(), sort_keys=True)
+        pod = await self._apply(replica.pod, annotations)
+        return None if pod is None else replace(replica, pod=pod)
 
-    async def _cancel(self, service_uid: str, replica: Replica) -> bool:
+    async def _cancel(self, service_uid: str, replica: Replica, now: float) -> bool:
         endpoint = self._endpoint(service_uid, replica)
         if endpoint is not None:
             try:
@@ -249,10 +246,13 @@ class Drainer:
                 self._warn(replica, f"drain not ended yet: {error}")
                 return False
         self._told.pop(replica.uid, None)
-        return await self._apply(replica.pod, {})
+        self._ended[replica.uid] = now
+        if not _is_marked(replica):
+            return True
+        return await self._apply(replica.pod, {}) is not None
 
-    async def _apply(self, pod: Object, annotations: Mapping[str, str]) -> bool:
-        """Own exactly these annotations of a Pod: none takes ours away. False when it is gone."""
+    async def _apply(self, pod: Object, annotations: Mapping[str, str]) -> Object | None:
+        """Own exactly these annotations of a Pod: none takes ours away. `None` when it is gone."""
         document = {
             "apiVersion": PODS.api_version,
             "kind": PODS.kind,
@@ -264,10 +264,11 @@ class Drainer:
             },
         }
         try:
-            self._observed(await self._kube.apply(PODS, document))
+            live = await self._kube.apply(PODS, document)
         except NotFoundError:
-            return False
-        return True
+            return None
+        self._observed(live)
+        return live
 
     def _warn(self, replica: Replica, words: str) -> None:
         """Once for each Pod: a step is taken every second."""
@@ -278,39 +279,49 @@ class Drainer:
     def keep(self, pod_uids: set[str]) -> None:
         """Forget Pods that are gone."""
         self._told = {uid: at for uid, at in self._told.items() if uid in pod_uids}
-        self._began = {drain: at for drain, at in self._began.items() if drain[0] in pod_uids}
+        self._ended = {uid: at for uid, at in self._ended.items() if uid in pod_uids}
         self._warned &= pod_uids
 
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a scale-down has come, in deletion order.
+    """How far the chosen Pods have come; names are for events."""
 
-    Lowering replicas takes the first Pods of the order. So one that is not done yet holds back
-    all behind it: `done` counts up to the first that waits.
-    """
-
-    done: int
+    done: list[Replica] = field(default_factory=list)
+    waiting: list[Replica] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     timed_out: list[str] = field(default_factory=list)
-    waiting: list[str] = field(default_factory=list)
-
-    def gone(self) -> None:
-        """The next Pod in order can go."""
-        if not self.waiting:
-            self.done += 1
 
 
-def _is_empty(report: DrainReport | None, state: Signal[ReplicaState] | None) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """Pods whose drain was ended. `pending`: some could not be told, and are to be tried again."""
+
+    names: tuple[str, ...]
+    pending: bool
+
+
+def _repeat_seconds(state: Signal[ReplicaState] | None, told: float) -> float:
+    """How long after one PUT the next may follow: soon when the Pod forgot, as a restart does."""
+    forgot = (
+        isinstance(state, Present)
+        and state.time > told + LOOK_AGAIN_SECONDS
+        and state.value.drain.phase is DrainPhase.SERVING
+    )
+    return LOOK_AGAIN_SECONDS if forgot else REPEAT_PUT_SECONDS
+
+
+def _is_empty(
+    report: DrainReport | None, state: Signal[ReplicaState] | None, record: DrainRecord
+) -> bool:
     if report is not None:
         return report.phase is DrainPhase.EMPTY
-    return isinstance(state, Present) and state.value.drain.phase is DrainPhase.EMPTY
+    # What was said before this drain began is about another one.
+    if not isinstance(state, Present) or state.time < record.since:
+        return False
+    return state.value.drain.phase is DrainPhase.EMPTY
 
 
-def _loads(states: States) -> dict[str, float]:
-    return {
-        uid: float(max(s.value.occupancy.reserved_blocks, s.value.occupancy.referenced_blocks))
-        for uid, s in states.items()
-        if isinstance(s, Present) and s.value.occupancy is not None
-    }
+def _is_marked(replica: Replica) -> bool:
+    return replica.drain_record is not None or replica.deletion_cost in {CHOSEN_COST, DONE_COST}

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from kvscaler.protocol.state import ReplicaState
 from kvscaler.scaling import DEFAULT_START_SECONDS, History, ReplicaPhase
 from kvscaler.traffic import Present, Signal
+from kvscaler_api.scaling import ScalingMode
 from kvscaler_api.service import InferenceService, InferenceServiceSpec
 from kvscaler_api.status import InferenceServiceStatus
 
 from kvscaler_operator.assess import Assessment, Facts, Finding, assess
+from kvscaler_operator.autoscalers import AutoscalerLook
 from kvscaler_operator.children.documents import child_documents
 from kvscaler_operator.children.intent import Intent
 from kvscaler_operator.observe import Replica, unix_seconds
@@ -55,6 +57,8 @@ class ServiceMemory:
 
     pacer: StatusPacer = field(default_factory=StatusPacer.fresh)
     history: History | None = None
+    mode: ScalingMode | None = None
+    """`scaling.mode` at the last pass."""
     facts: Facts | None = None
     compute_dtype: str | None = None
     pause_shown: bool = False
@@ -65,6 +69,7 @@ class ServiceMemory:
     starts: deque[float] = field(default_factory=lambda: deque(maxlen=STARTS_KEPT))
     foreign: tuple[str, float] | None = None
     """Who else wrote replicas lately, and when that was seen."""
+    autoscaler: AutoscalerLook = field(default_factory=AutoscalerLook)
     _warming: set[str] = field(default_factory=set)
     _text: Text | None = None
     _assessed: tuple[InferenceServiceSpec, Facts | None, str | None, Assessment] | None = None
@@ -98,6 +103,15 @@ class ServiceMemory:
         ordered = sorted(self.starts)
         return ordered[(len(ordered) * 3) // 4]
 
+    def history_for(self, mode: ScalingMode, now: float, replicas: int) -> History:
+        """The history to decide with. Who takes replicas over begins with those that are there, as
+        after a start: what would have done under another owner is no reason to shrink at once."""
+        taken_over = self.mode is not None and self.mode is not mode and mode is ScalingMode.MANAGED
+        self.mode = mode
+        if self.history is None or taken_over:
+            return History.fresh(now, replicas)
+        return self.history
+
     def foreign_writer(self, seen: str | None, now: float) -> str | None:
         """Who else writes replicas. Our next write takes the field over, and with it the trace of
         the other, so what was seen is remembered for a while."""
@@ -113,7 +127,9 @@ class ServiceMemory:
         self._warming &= {replica.uid for replica in replicas}
         for replica in replicas:
             if replica.phase is ReplicaPhase.WARMING:
-                self._warming.add(replica.uid)
+                # One that was ready before lost it, or was drained: that is no start.
+                if not replica.engine_started:
+                    self._warming.add(replica.uid)
             elif replica.uid in self._warming:
                 self._warming.discard(replica.uid)
                 created = unix_seconds(replica.pod["metadata"].get("creationTimestamp"))

@@ -10,6 +10,7 @@ from datetime import datetime
 
 from kvscaler.scaling import FleetView, ReplicaPhase, ReplicaView
 from kvscaler_api.metadata import DRAIN_ANNOTATION
+from kvscaler_api.template import ENGINE_CONTAINER
 
 from kvscaler_operator.cache import ObjectCache
 from kvscaler_operator.resources import (
@@ -24,6 +25,10 @@ from kvscaler_operator.resources import (
 )
 
 Caches = Mapping[Resource, ObjectCache]
+
+COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
+
+TEMPLATE_HASH_LABEL = "pod-template-hash"
 
 FAILING_REASONS = frozenset(
     {
@@ -72,6 +77,39 @@ class Replica:
         """The record of a drain in progress, as JSON text."""
         return (self.pod["metadata"].get("annotations") or {}).get(DRAIN_ANNOTATION)
 
+    @property
+    def engine_started(self) -> bool | None:
+        """Whether the engine runs and was ready once since it did; `None` before anyone knows.
+
+        A container's `started` is its startup probe, which asks for readiness. So it tells a Pod
+        that lost its readiness, and may have requests, from one that never had any.
+        """
+        for container in (self.pod.get("status") or {}).get("containerStatuses") or ():
+            if container.get("name") == ENGINE_CONTAINER:
+                return bool(container.get("started"))
+        return None
+
+    @property
+    def deletion_rank(self) -> tuple[bool, bool, bool, int]:
+        """Where the ReplicaSet controller has this Pod when it picks some to delete, lowest first:
+        unassigned, pending, not ready, then the deletion cost (`ActivePodsWithRanks`)."""
+        status = self.pod.get("status") or {}
+        return (
+            bool((self.pod.get("spec") or {}).get("nodeName")),
+            status.get("phase") != "Pending",
+            _condition(self.pod, "Ready").get("status") == "True",
+            self.deletion_cost,
+        )
+
+    @property
+    def deletion_cost(self) -> int:
+        """The Pod's deletion cost; 0 where there is none or none that can be read."""
+        text = (self.pod["metadata"].get("annotations") or {}).get(COST_ANNOTATION, "0")
+        try:
+            return int(text)
+        except ValueError:
+            return 0
+
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
@@ -81,6 +119,7 @@ class Fleet:
     replica_count: int
     """`spec.replicas` of the Deployment; 0 while there is none."""
     replicas: tuple[Replica, ...]
+    replica_sets: tuple[Object, ...] = ()
 
     @property
     def existing(self) -> int:
@@ -102,9 +141,16 @@ class Fleet:
             self.deployment["metadata"].get("generation") or 0
         ):
             # A mere change of replicas is unobserved for a moment too; the revisions tell.
-            return len({r.revision for r in self.replicas}) > 1
+            return self._is_new_template or len({r.revision for r in self.replicas}) > 1
         total = int(status.get("replicas") or 0)
         return int(status.get("updatedReplicas") or 0) < total
+
+    @property
+    def _is_new_template(self) -> bool:
+        """Whether no ReplicaSet exists yet for the Deployment's template as it is."""
+        assert self.deployment is not None
+        known = any(_same_template(self.deployment, each) for each in self.replica_sets)
+        return bool(self.replica_sets) and not known
 
     def view(self, target_replicas: int, start_seconds: float) -> FleetView:
         """The fleet as the decision sees it."""
@@ -122,7 +168,9 @@ def observe_fleet(caches: Caches, service_uid: str, replicas_of: Callable[[Objec
     deployment = deployments[0]
     owner = uid_of(deployment)
     sets = {
-        uid_of(s) for s in caches[REPLICA_SETS].labelled(service_uid) if controller_uid(s) == owner
+        uid_of(s): s
+        for s in caches[REPLICA_SETS].labelled(service_uid)
+        if controller_uid(s) == owner
     }
     replicas = []
     for pod in caches[PODS].labelled(service_uid):
@@ -132,7 +180,18 @@ def observe_fleet(caches: Caches, service_uid: str, replicas_of: Callable[[Objec
             "Succeeded",
         }:
             replicas.append(_replica(pod, revision))
-    return Fleet(deployment, replicas_of(deployment), tuple(replicas))
+    return Fleet(deployment, replicas_of(deployment), tuple(replicas), tuple(sets.values()))
+
+
+def _same_template(deployment: Object, replica_set: Object) -> bool:
+    """As the Deployment controller compares: equal but for the label that it adds itself."""
+    wanted, template = (
+        (o.get("spec") or {}).get("template") or {} for o in (deployment, replica_set)
+    )
+    metadata = dict(template.get("metadata") or {})
+    metadata["labels"] = dict(metadata.get("labels") or {})
+    metadata["labels"].pop(TEMPLATE_HASH_LABEL, None)
+    return bool({**template, "metadata": metadata} == {"metadata": {"labels": {}}, **wanted})
 
 
 def unix_seconds(timestamp: str | None) -> float:

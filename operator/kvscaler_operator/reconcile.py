@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from kvscaler.scaling import History, ReplicaPhase, decide
+from kvscaler.scaling import ReplicaPhase, decide
 from kvscaler.traffic import Present
 from kvscaler_api.conditions import ConditionType
 from kvscaler_api.executor import is_modelled
@@ -26,6 +26,7 @@ from kvscaler_api.service import InferenceService
 from kvscaler_operator import conditions as verdict
 from kvscaler_operator import stored
 from kvscaler_operator.assess import Assessment, Finding
+from kvscaler_operator.autoscalers import conflicting_autoscaler
 from kvscaler_operator.cache import Key, ObjectCache
 from kvscaler_operator.children.intent import Intent
 from kvscaler_operator.conditions import Verdict
@@ -211,7 +212,8 @@ class Reconciler:
         report.capacity = replica_capacity(spec, report.assessment, report.calibration, states, now)
         report.traffic = self._signals.window(uid, {r.uid for r in serving}, now)
         moved = memory.history is not None and memory.history.last_desired != spec_replicas
-        history = memory.history or History.fresh(now, spec_replicas)
+        mode = spec.scaling.mode
+        history = memory.history_for(mode, now, spec_replicas)
         decision = decide_fleet(
             self._decide,
             spec,
@@ -225,9 +227,15 @@ class Reconciler:
         )
         memory.history = decision.history
         report.decision = decision
-        mode = spec.scaling.mode
         target = spec_replicas
-        if mode is ScalingMode.MANAGED and decision.active:
+        memory.autoscaler = await conflicting_autoscaler(
+            self._writers.kube, report.obj, fleet.deployment, mode, memory.autoscaler, now
+        )
+        rival = memory.autoscaler.found
+        if rival is not None:
+            # Its number stands, and nothing is drained towards ours.
+            target = fleet.replica_count
+        elif mode is ScalingMode.MANAGED and decision.active:
             target = await write_decision(self._writers, report.obj, decision, spec_replicas)
         wait = await follow_replicas(
             self._writers, report, target, spec.scaling.scale_down.drain_timeout_seconds, now
@@ -236,10 +244,10 @@ class Reconciler:
             self._signals, uid, spec.signals.prometheus, self._options.prometheus_servers, serving
         )
         report.say(ConditionType.SIGNALS_FRESH, signals_fresh(serving, states, faults))
-        report.say(ConditionType.SCALING_ACTIVE, verdict.scaling_active(mode, decision))
+        report.say(ConditionType.SCALING_ACTIVE, verdict.scaling_active(mode, decision, rival))
         # Whoever wrote what was decided anyway does no harm.
         foreign = memory.foreign_writer(foreign_scaler(report.obj) if moved else None, now)
-        report.say(ConditionType.REPLICAS_OWNED, verdict.replicas_owned(mode, foreign))
+        report.say(ConditionType.REPLICAS_OWNED, verdict.replicas_owned(mode, foreign, rival))
         least, modelled = spec.scaling.min_replicas, is_modelled(spec)
         said = verdict.ready(fleet, target, least, modelled=modelled)
         report.say(ConditionType.READY, said)

@@ -74,9 +74,15 @@ def uid_of(obj: Object) -> str:
     return str(obj["metadata"]["uid"])
 
 
-def controller_uid(obj: Object) -> str | None:
-    """UID of the owner that controls this object, or `None`."""
+def controller_of(obj: Object) -> Object | None:
+    """The owner reference of what controls this object, or `None`."""
     for owner in obj["metadata"].get("ownerReferences") or ():
         if owner.get("controller"):
-            return str(owner["uid"])
+            return dict(owner)
     return None
+
+
+def controller_uid(obj: Object) -> str | None:
+    """UID of the owner that controls this object, or `None`."""
+    owner = controller_of(obj)
+    return None if owner is None else str(owner["uid"])

@@ -5,6 +5,7 @@ that one decision is one write.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from kvscaler_operator.cache import ObjectCache, version_of
 from kvscaler_operator.gateways.kube import FIELD_MANAGER, KubeGateway
@@ -70,10 +71,24 @@ class ScaleWriter:
         self._written.pop(uid, None)
 
 
-def foreign_scaler(obj: Object) -> str | None:
+@dataclass(frozen=True, slots=True)
+class ScaleTrace:
+    """Who set `spec.replicas` through the scale subresource, and when, as the API server has it."""
+
+    manager: str
+    time: str
+
+
+def foreign_scale(obj: Object) -> ScaleTrace | None:
     """Who else owns `spec.replicas` through the scale subresource, if anybody."""
     for entry in obj["metadata"].get("managedFields") or ():
         owns = "f:replicas" in (entry.get("fieldsV1") or {}).get("f:spec", {})
         if owns and entry.get("subresource") == "scale" and entry.get("manager") != FIELD_MANAGER:
-            return str(entry.get("manager"))
+            return ScaleTrace(str(entry.get("manager")), str(entry.get("time")))
     return None
+
+
+def foreign_scaler(obj: Object) -> str | None:
+    """The name of who else owns `spec.replicas` through the scale subresource."""
+    trace = foreign_scale(obj)
+    return None if trace is None else trace.manager

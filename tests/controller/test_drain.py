@@ -9,10 +9,11 @@ from kvscaler.protocol.drain import DrainPhase, DrainPut, DrainReport
 from kvscaler.protocol.state import OccupancyReport, ReplicaState
 from kvscaler.scaling import ReplicaPhase
 from kvscaler.traffic import AbsenceReason, Absent, Present, Signal
-from kvscaler_operator.drain import COST_ANNOTATION, Drainer, Outcome, deletion_order
+from kvscaler_operator.deletion import CHOSEN_COST, DONE_COST, deletion_order
+from kvscaler_operator.drain import Drainer, Outcome
 from kvscaler_operator.gateways.kube import NotFoundError
 from kvscaler_operator.gateways.sidecar import Endpoint, Fault, SidecarError
-from kvscaler_operator.observe import Fleet, Replica
+from kvscaler_operator.observe import COST_ANNOTATION, Fleet, Replica
 
 from tests.controller.sidecars import make_state
 
@@ -23,7 +24,8 @@ NOW = 1_000_000.0
 class FakeKube:
     """Applies annotations to Pods."""
 
-    def __init__(self) -> None:
+    def __init__(self, scene: "Scene") -> None:
+        self.scene = scene
         self.applied: list[tuple[str, dict[str, str]]] = []
         self.gone: set[str] = set()
 
@@ -32,7 +34,12 @@ class FakeKube:
         if metadata["name"] in self.gone:
             raise NotFoundError(404, "NotFound", "gone", metadata["name"])
         self.applied.append((metadata["name"], metadata["annotations"]))
-        return document
+        self.scene.annotations[metadata["name"]] = dict(metadata["annotations"])
+        return self.scene.pod(metadata["name"])
+
+    def costs(self) -> dict[str, int]:
+        """The deletion cost that each Pod was given last."""
+        return {name: int(marks[COST_ANNOTATION]) for name, marks in self.applied if marks}
 
 
 class FakeSidecars:
@@ -55,7 +62,7 @@ class Scene:
     """A fleet of Pods a, b, c … and a drainer over fakes."""
 
     def __init__(self, replicas: int | None = None, **phases: ReplicaPhase) -> None:
-        self.kube, self.sidecars = FakeKube(), FakeSidecars()
+        self.kube, self.sidecars = FakeKube(self), FakeSidecars()
         self.drainer = Drainer(
             self.kube,  # type: ignore[arg-type]
             self.sidecars,  # type: ignore[arg-type]
@@ -64,9 +71,14 @@ class Scene:
         )
         self.phases = phases
         self.since: dict[str, float] = {}
+        self.annotations: dict[str, dict[str, str]] = {}
         self.loads: dict[str, int] = {}
         self.revisions: dict[str, str] = {}
         self.live: dict[str, int] = {}
+        self.started: dict[str, bool] = {}
+        self.pending: set[str] = set()
+        self.ready_still: set[str] = set()
+        self.reasons: dict[str, str] = {}
         self.replicas = len(phases) if replicas is None else replicas
         self.updated = len(phases)
 
@@ -77,13 +89,25 @@ class Scene:
         return Fleet(deployment, self.replicas, pods)
 
     def _replica(self, name: str, phase: ReplicaPhase) -> Replica:
-        annotations = {}
-        if phase is ReplicaPhase.DRAINING:
-            record = {"since": self.since.get(name, NOW), "timeout_seconds": 60.0}
-            annotations[DRAIN] = json.dumps(record)
+        return Replica(self.pod(name), phase, NOW, self.revisions.get(name, "r1"))
+
+    def pod(self, name: str) -> dict[str, Any]:
+        """A Pod as the API server has it."""
+        phase = self.phases[name]
+        ready = phase is ReplicaPhase.READY or name in self.ready_still
+        status: dict[str, Any] = {
+            "phase": "Pending" if name in self.pending else "Running",
+            "conditions": [{"type": "Ready", "status": str(ready)}],
+        }
+        if name in self.started:
+            status["containerStatuses"] = [{"name": "engine", "started": self.started[name]}]
+        node = {} if phase is ReplicaPhase.UNSCHEDULABLE else {"nodeName": "node"}
         metadata = {"name": name, "uid": f"uid-{name}", "namespace": "ns"}
-        pod = {"metadata": {**metadata, "annotations": annotations}}
-        return Replica(pod, phase, NOW, self.revisions.get(name, "r1"))
+        marks = dict(self.annotations.get(name, {}))
+        if phase is ReplicaPhase.DRAINING and name not in self.annotations:
+            record = {"since": self.since.get(name, NOW), "timeout_seconds": 60.0}
+            marks = {DRAIN: json.dumps(record), COST_ANNOTATION: str(CHOSEN_COST)}
+        return {"metadata": {**metadata, "annotations": marks}, "spec": node, "status": status}
 
     def states(self) -> dict[str, Signal[ReplicaState]]:
         result: dict[str, Signal[ReplicaState]] = {}
@@ -105,6 +129,7 @@ class Scene:
             drain = DrainReport(
                 phase=self.sidecars.phases.get(name, DrainPhase.SERVING),
                 live_requests=self.live.get(name, 0),
+                reason=self.reasons.get(name, ""),
             )
             state = make_state("s", f"uid-{name}", name, occupancy=occupancy, drain=drain)
             result[f"uid-{name}"] = Present(state, "direct", time.time())
@@ -149,7 +174,7 @@ async def test_a_ready_replica_is_annotated_told_and_awaited() -> None:
     assert (outcome.replicas, outcome.started) == (3, ("b",))
     ((name, annotations),) = scene.kube.applied
     assert name == "b"
-    assert annotations[COST_ANNOTATION] == "-1000"
+    assert annotations[COST_ANNOTATION] == str(CHOSEN_COST)
     assert json.loads(annotations[DRAIN]) == {"since": NOW, "timeout_seconds": 60.0}
     assert scene.sidecars.puts == [("b", True)]
     assert outcome.look_again_seconds is not None
@@ -164,13 +189,61 @@ async def test_replicas_are_lowered_by_what_is_empty() -> None:
     assert (outcome.finished, outcome.timed_out) == (("b",), ())
 
 
-async def test_a_drain_that_waits_holds_back_those_behind_it() -> None:
+async def test_what_is_empty_goes_before_what_still_drains() -> None:
     scene = Scene(a=READY, b=DRAINING, c=DRAINING)
     scene.since = {"b": NOW - 20, "c": NOW - 10}
     scene.loads = {"a": 90, "b": 5, "c": 0}
     scene.sidecars.phases = {"b": DrainPhase.DRAINING, "c": DrainPhase.EMPTY}
-    # Lowering by one would delete b, which has requests, before c.
+    # At the same cost the ReplicaSet controller might take b, which has requests.
+    assert (await scene.step(1)).replicas == 2
+    assert scene.kube.costs() == {"c": DONE_COST}
+    assert DRAIN in scene.annotations["c"]
+
+
+async def test_what_is_empty_waits_while_kubernetes_would_take_another() -> None:
+    scene = Scene(a=READY, b=DRAINING, c=DRAINING)
+    scene.ready_still = {"c"}  # its probe has not failed yet: not-ready Pods go before it
+    scene.loads = {"a": 90, "b": 5, "c": 0}
+    scene.sidecars.phases = {"b": DrainPhase.DRAINING, "c": DrainPhase.EMPTY}
     assert (await scene.step(1)).replicas == 3
+    scene.ready_still = set()
+    assert (await scene.step(1)).replicas == 2
+
+
+async def test_one_that_drains_never_goes_in_place_of_one_that_warms() -> None:
+    scene = Scene(a=READY, b=READY, d=WARMING)
+    scene.loads = {"a": 90, "b": 5}
+    outcome = await scene.step(1)
+    # Both go. b was just told to drain and is soon not ready, at a lower cost than 0.
+    assert (outcome.replicas, outcome.started) == (2, ("b",))
+    assert scene.kube.costs() == {"b": CHOSEN_COST, "d": DONE_COST}
+    assert DRAIN not in scene.annotations["d"]
+
+
+async def test_a_pod_that_warms_goes_in_place_of_one_that_drains_and_serves_again() -> None:
+    # b drains, and a Pod was deleted by hand: d is made in its place. Kubernetes would delete d,
+    # as it is pending, and leave b drained.
+    scene = Scene(a=READY, b=DRAINING, d=WARMING)
+    scene.pending = {"d"}
+    scene.loads = {"a": 90, "b": 5}
+    outcome = await scene.step(2)
+    assert (outcome.replicas, outcome.cancelled) == (2, ("b",))
+    assert scene.sidecars.puts == [("b", False)]
+    assert scene.annotations == {"b": {}}
+
+
+async def test_a_mark_on_a_pod_that_warms_is_taken_back_with_the_scale_down() -> None:
+    scene = Scene(a=READY, b=DRAINING, d=WARMING)
+    scene.annotations["d"] = {COST_ANNOTATION: str(DONE_COST)}
+    outcome = await scene.step(3)
+    assert set(outcome.cancelled) == {"b", "d"}
+    assert scene.annotations == {"b": {}, "d": {}}
+
+
+async def test_a_pending_pod_goes_before_one_that_crashes() -> None:
+    scene = Scene(a=READY, b=ReplicaPhase.CRASH_LOOPING, c=WARMING)
+    scene.pending = {"c"}
+    assert order(scene) == ["c", "b", "a"]
 
 
 async def test_a_drain_ends_at_its_timeout_even_if_the_sidecar_is_dead() -> None:
@@ -209,6 +282,72 @@ async def test_a_pod_that_lost_readiness_with_requests_is_drained() -> None:
     scene.loads, scene.live = {"a": 5, "b": 9}, {"b": 2}
     outcome = await scene.step(1)
     assert (outcome.replicas, outcome.started) == (2, ("b",))
+
+
+async def test_a_report_of_no_requests_speaks_only_for_its_moment() -> None:
+    now = time.time()
+    for age, drained in ((1.0, ()), (15.0, ("b",))):
+        scene = Scene(a=READY, b=WARMING)
+        scene.loads, scene.started = {"a": 5, "b": 0}, {"b": True}
+        assert (await scene.step(1, now + age)).started == drained
+
+
+async def test_a_pod_that_lost_readiness_and_says_nothing_is_drained() -> None:
+    scene = Scene(a=READY, b=WARMING, c=WARMING)
+    scene.loads = {"a": 5}
+    scene.started = {"b": True, "c": False}
+    scene.sidecars.dead = {"b"}
+    outcome = await scene.step(1)
+    # c never served; b was ready before, so that no answer is not "no requests".
+    assert (outcome.replicas, outcome.started, outcome.waiting) == (2, ("b",), "draining b")
+    assert DRAIN in scene.annotations["b"]
+    scene.phases["b"] = DRAINING
+    del scene.phases["c"]
+    scene.replicas = 2
+    assert (await scene.step(1, NOW + 59)).replicas == 2
+    assert (await scene.step(1, NOW + 60)).timed_out == ("b",)
+
+
+async def test_a_draining_pod_whose_engine_ended_is_not_waited_for() -> None:
+    scene = Scene(a=READY, b=DRAINING)
+    scene.started = {"b": False}
+    assert (await scene.step(1)).replicas == 1
+
+
+async def test_a_replica_that_forgot_its_drain_is_told_again() -> None:
+    scene = Scene(a=READY, b=DRAINING)
+    scene.loads = {"a": 5, "b": 5}
+    now = time.time()
+    scene.since = {"b": now - 20}
+    await scene.step(1, now - 10)
+    scene.sidecars.phases = {"b": DrainPhase.DRAINING}
+    await scene.step(1, now - 5)
+    assert scene.sidecars.puts == [("b", True)]
+    scene.sidecars.phases = {"b": DrainPhase.SERVING}  # as after a restart of its container
+    await scene.step(1, now)
+    assert scene.sidecars.puts == [("b", True)] * 2
+
+
+async def test_a_drain_that_nobody_recalls_is_ended() -> None:
+    # Somebody took the annotation away, or an operator was killed at the wrong moment.
+    scene = Scene(a=READY, b=WARMING)
+    scene.loads = {"a": 5, "b": 5}
+    scene.sidecars.phases = {"b": DrainPhase.DRAINING}
+    scene.reasons = {"b": "sigterm"}
+    assert (await scene.step(2)).cancelled == ()
+    scene.reasons = {"b": "admin"}
+    assert (await scene.step(2)).cancelled == ("b",)
+    assert (scene.sidecars.puts, scene.kube.applied) == ([("b", False)], [])
+
+
+async def test_what_a_replica_said_before_its_drain_began_does_not_count() -> None:
+    scene = Scene(a=READY, b=READY)
+    scene.loads = {"a": 90, "b": 0}
+    later = time.time() + 60.0
+    await scene.step(1, later)
+    scene.phases["b"] = DRAINING
+    scene.sidecars.phases = {"b": DrainPhase.EMPTY}  # of a drain that was ended a moment ago
+    assert (await scene.step(1, later)).replicas == 2
 
 
 async def test_pods_that_do_not_exist_yet_are_given_up() -> None:
@@ -272,6 +411,7 @@ async def test_a_dead_sidecar_keeps_its_annotation_until_it_can_be_told() -> Non
     scene.sidecars.dead = {"b"}
     outcome = await scene.step(2)
     assert (outcome.cancelled, scene.kube.applied) == ((), [])
+    assert outcome.look_again_seconds is not None
 
 
 async def test_a_record_that_cannot_be_read_counts_as_out_of_time() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from kvscaler_api.crd import packaged_text
 from kvscaler_operator.app import Operator
 from kvscaler_operator.gateways.kube import KubeGateway, connect
@@ -129,6 +129,11 @@ class World:
         self.task: asyncio.Task[None] | None = None
         """The operator at work."""
         self._stop = asyncio.Event()
+
+    @property
+    def public_key(self) -> Ed25519PublicKey:
+        """The public half of the operator's key."""
+        return self._private.public_key()
 
     async def __aenter__(self) -> "World":
         self.kube = KubeGateway(await connect(self.settings.kubeconfig, self.settings.context))
@@ -345,7 +350,7 @@ class World:
         number = int(name.rsplit("-", 1)[-1])
         ip = f"127.0.{number // 250}.{2 + number % 250}"
         sidecar = FakeSidecar(
-            ip, self.settings.state_port, self.settings.admin_port, self._private.public_key()
+            ip, self.settings.state_port, self.settings.admin_port, self.public_key
         )
         owner = deployment["metadata"]["ownerReferences"][0]["uid"]
         sidecar.state = make_state(owner, uid_of(pod), name)

@@ -107,6 +107,10 @@ capabilities:
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, patch]
+# When someone else has scaled a service or its Deployment: is it an autoscaler, so that we give way?
+- apiGroups: [autoscaling]
+  resources: [horizontalpodautoscalers]
+  verbs: [list]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]

@@ -101,7 +101,10 @@ class Layout:
 
     @property
     def pod_range(self) -> IPv4Network:
-        return IPv4Network(f"10.{160 + self._number}.0.0/16")
+        if self.slot is None:
+            # Fake nodes' Pods: addresses of this machine, which a test may answer on.
+            return IPv4Network("127.160.0.0/16")
+        return IPv4Network(f"10.{160 + self.slot}.0.0/16")
 
     @property
     def node_pod_range(self) -> IPv4Network:

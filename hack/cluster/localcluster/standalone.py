@@ -55,14 +55,14 @@ def stop(layout: Layout) -> None:
 
 
 @contextmanager
-def temporary(name: str) -> Iterator[Layout]:
-    """etcd and an API server for the duration of a `with` block."""
+def temporary(name: str, with_controllers: bool = False, audit: bool = False) -> Iterator[Layout]:
+    """etcd and an API server (and, if asked, the controllers) for the duration of a `with` block."""
     with tempfile.TemporaryDirectory(prefix="kvscaler-api-") as folder:
         state = Path(folder)
         layout = Layout(name, None, state / "state", state / "kubeconfig")
         try:
             yield start(
-                layout.state, layout.kubeconfig, name, with_controllers=False, attached=True
+                layout.state, layout.kubeconfig, name, with_controllers, attached=True, audit=audit
             )
         finally:
             stop(layout)

@@ -16,6 +16,7 @@ import aiohttp
 from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio import config as kubernetes_config
 
+from kvscaler_operator.gateways.late import TooLateError, fence_of_request, give_connections
 from kvscaler_operator.gateways.limiter import TokenBucket
 from kvscaler_operator.resources import Object, Resource, name_of, namespace_of
 
@@ -26,6 +27,7 @@ LIST_PAGE_OBJECTS = 100
 """A page is parsed in one go, in which the event loop stands still: ten milliseconds, not fifty."""
 PATIENCE_CAP_SECONDS = 120.0
 """No answer of a server keeps us from asking again for longer than this."""
+UNACKNOWLEDGED_SECONDS = 5.0
 
 
 class KubeError(Exception):
@@ -75,8 +77,17 @@ class Listing:
     resource_version: int
 
 
-async def connect(kubeconfig: str | None, context: str | None) -> kubernetes_client.ApiClient:
-    """A client by a kubeconfig file, or by the service account of the Pod that we run in."""
+async def connect(
+    kubeconfig: str | None,
+    context: str | None,
+    unacknowledged_seconds: float = UNACKNOWLEDGED_SECONDS,
+    agent: str = FIELD_MANAGER,
+) -> kubernetes_client.ApiClient:
+    """A client by a kubeconfig file, or by the service account of the Pod that we run in.
+
+    What the server does not acknowledge within `unacknowledged_seconds` is not sent any more.
+    `agent` is the name under which requests stand in the server's audit log.
+    """
     configuration = kubernetes_client.Configuration()
     if kubeconfig:
         await kubernetes_config.load_kube_config(
@@ -84,7 +95,10 @@ async def connect(kubeconfig: str | None, context: str | None) -> kubernetes_cli
         )
     else:
         kubernetes_config.load_incluster_config(client_configuration=configuration)
-    return kubernetes_client.ApiClient(configuration=configuration)
+    api = kubernetes_client.ApiClient(configuration=configuration)
+    api.user_agent = agent
+    give_connections(api, unacknowledged_seconds)
+    return api
 
 
 class KubeGateway:
@@ -235,15 +249,20 @@ class KubeGateway:
         *,
         limited: bool = True,
     ) -> Object:
-        if limited:
-            self._refuse_while_patient(f"{verb} {path}")
-            await self._writes.take()
-            if self._fence is not None and not self._fence():
-                # A process that was stopped and goes on must not write over its successor.
-                words = "the lease is not held: another operator may act now"
-                raise UnavailableError(0, "NotLeading", words, f"{verb} {path}")
-            self.write_count += 1
-        return await self._call(verb, resource, path, body, query, content_type)
+        if not limited:
+            return await self._call(verb, resource, path, body, query, content_type)
+        self._refuse_while_patient(f"{verb} {path}")
+        await self._writes.take()
+        if self._fence is not None and not self._fence():
+            # A process that was stopped and goes on must not write over its successor.
+            words = "the lease is not held: another operator may act now"
+            raise UnavailableError(0, "NotLeading", words, f"{verb} {path}")
+        self.write_count += 1
+        fenced = fence_of_request.set(self._fence)
+        try:
+            return await self._call(verb, resource, path, body, query, content_type)
+        finally:
+            fence_of_request.reset(fenced)
 
     async def _call(
         self,
@@ -260,6 +279,8 @@ class KubeGateway:
         status = 0
         try:
             status, headers, raw = await self._send(verb, path, body, query, content_type)
+        except TooLateError as error:
+            raise UnavailableError(0, "NotLeading", str(error), what) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             cause = str(error) or type(error).__name__
             raise UnavailableError(0, type(error).__name__, cause, what) from error
