@@ -19,7 +19,9 @@ from typing import Any
 
 from harness import ROOT, Figure, arguments, progress, report
 from kv_truth_rows import GIB, Case, ModelNotUnderstood, case_of, left_out, read
+from kvscaler import hardware
 from kvscaler.budget import BudgetUnknown, KVBudget, UnknownEngine, compute_budget
+from kvscaler.budget.profiles import VllmProfile
 
 DATA = ROOT.parent / "shared" / "kv_truth"
 FEW = 20
@@ -87,10 +89,14 @@ def printed_kv_bytes(case: Case) -> float | None:
 
 
 def implied_kv_bytes(case: Case, budget: KVBudget) -> float | None:
-    """Printed KV bytes; else blocks or, for uniform models, tokens times our bytes."""
+    """Printed KV bytes; else blocks or, for uniform models, tokens times our bytes.
+
+    V0 prints each worker's bytes and sizes its pool by the tightest rank, so there blocks and
+    tokens come first.
+    """
     printed = case.row["printed"]
     found = printed_kv_bytes(case)
-    if found is not None:
+    if found is not None and not driver_margin(case, budget):
         return found
     if printed.get("gpu_blocks") is not None:
         return float(printed["gpu_blocks"]) * budget.block_bytes
@@ -129,6 +135,15 @@ def capacity(case: Case, budget: KVBudget, kv_bytes: float) -> tuple[str, float,
         theirs = float(printed["max_concurrency"]) / (row.get("dp") or 1)
         return "concurrency", theirs, layout.concurrency(blocks, context)
     return None
+
+
+def driver_margin(case: Case, budget: KVBudget) -> int:
+    """V0 prints a worker's KV bytes; its pool is sized by the driver, which samples besides."""
+    if not isinstance(case.profile, VllmProfile):
+        return 0
+    device = case.accelerator or hardware.find("h100")
+    resolved = case.profile.resolve(case.model, device, case.settings)
+    return case.profile.driver_margin_bytes(case.model, resolved)
 
 
 @dataclass
@@ -177,8 +192,6 @@ def measure(rows: Iterable[Mapping[str, Any]], configs: Mapping[str, Any]) -> Re
 
 def budget_of(case: Case) -> KVBudget:
     """The budget from card, model and flags; without a card that of a large one (for its layout)."""
-    from kvscaler import hardware
-
     accelerator = case.accelerator or hardware.find("h100")
     return compute_budget(case.model, accelerator, case.profile, case.settings)
 
@@ -187,7 +200,7 @@ def _given_kv(case: Case, budget: KVBudget, results: Results) -> None:
     kv_bytes = printed_kv_bytes(case)
     if kv_bytes is None or kv_bytes <= 0 or case.row.get("error_case") == "kv_needed>available":
         return
-    found = capacity(case, budget, kv_bytes)
+    found = capacity(case, budget, kv_bytes - driver_margin(case, budget))
     if found is None:
         return
     kind, theirs, ours = found
@@ -214,7 +227,9 @@ def _given_card(case: Case, budget: KVBudget, results: Results) -> None:
     if kv_bytes is None:
         return
     ours, usual = float(budget.kv_bytes), naive_kv_bytes(case, budget)
-    note = f"{kv_bytes / GIB:.2f} GiB predicted {ours / GIB:.2f} ({_parts(budget)})"
+    low, high = budget.kv_low_bytes / GIB, budget.kv_high_bytes / GIB
+    note = f"{kv_bytes / GIB:.2f} GiB predicted {ours / GIB:.2f} [{low:.2f}, {high:.2f}] "
+    note += f"({_parts(budget)})"
     device = budget.device_bytes
     results.device.add(case, (ours - kv_bytes) / device, (usual - kv_bytes) / device, note)
     source = case.row["source"]
@@ -226,7 +241,7 @@ def _given_card(case: Case, budget: KVBudget, results: Results) -> None:
         results.stated.add(case, ours / kv_bytes - 1, usual / kv_bytes - 1, note)
         results.width[source].append(half / kv_bytes)
         if "activation_peak_gib" in printed and "non_torch_gib" in printed:
-            _overheads(case, budget, kv_bytes, results)
+            _overheads(case, budget, results)
     found = capacity(case, budget, ours)
     if found is not None and case.stated:
         kind, theirs, predicted = found
@@ -241,9 +256,12 @@ def _parts(budget: KVBudget) -> str:
     return ", ".join(f"{line.name} {line.bytes / GIB:.2f}" for line in budget.lines)
 
 
-def _overheads(case: Case, budget: KVBudget, kv_bytes: float, results: Results) -> None:
-    """With the printed activation peak and non-torch memory in place of ours."""
+def _overheads(case: Case, budget: KVBudget, results: Results) -> None:
+    """With the printed activation peak and non-torch memory in place of ours, on the same rank."""
     printed = case.row["printed"]
+    kv_bytes = printed_kv_bytes(case)
+    if kv_bytes is None:
+        return
     ours = {line.name: line.bytes for line in budget.lines}
     stated = (printed["activation_peak_gib"] + printed["non_torch_gib"]) * GIB
     kept = ours.get("activations", 0) + ours.get("non-torch", 0)

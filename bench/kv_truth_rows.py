@@ -7,7 +7,7 @@ row leaves open (`"24GB class"`, `"v1 (2025-10)"`) is read by rules that hold fo
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,11 @@ from kvscaler.models import ModelArchitecture, ModelNotUnderstood
 GIB = 1 << 30
 FACTS = Path(__file__).with_name("kv_truth_facts.json")
 META = ("config_key", "used_by_rows", "source", "verified", "kv_class", "note", "head_dim_derived")
-CLASSES = {16: 15.7, 24: 23.6, 32: 31.4, 40: 39.4, 48: 44.4, 64: 63.98, 80: 79.2, 96: 95.0}
-"""Usable GiB of a card of which only the class is known."""
+CLASSES = {
+    16: (15.7, 14.6, 15.9), 24: (23.5, 22.0, 24.2), 32: (31.4, 31.3, 31.9), 40: (39.4, 39.1, 39.6),
+    48: (44.5, 44.2, 47.6), 64: (63.9, 61.0, 64.0), 80: (79.2, 79.1, 79.7), 96: (95.0, 93.0, 95.6),
+}  # fmt: skip
+"""GiB of a card of which only the class is known: usual, smallest and largest of the data file."""
 RELEASES = (
     ("2023-09", "0.2.0"), ("2024-04", "0.4.0"), ("2024-08", "0.5.5"), ("2024-11", "0.6.4"),
     ("2025-02", "0.7.3"), ("2025-04", "0.8.5"), ("2025-06", "0.9.1"), ("2025-08", "0.10.1"),
@@ -30,6 +33,10 @@ RELEASES = (
     ("2026-07", "0.25.0"), ("2026-08", "0.27.0"), ("2026-11", "0.33.0"),
 )  # fmt: skip
 """vLLM's newest release in a month (github.com/vllm-project/vllm/releases)."""
+TRT_RELEASES = (
+    ("2024-01", "0.7.1"), ("2024-11", "0.15.0"), ("2025-06", "0.20.0"), ("2025-10", "1.0.0"),
+)  # fmt: skip
+"""TensorRT-LLM's (github.com/NVIDIA/TensorRT-LLM/releases)."""
 DEVELOPMENT = ((8000, "0.10.1"), (15800, "0.21.0"))
 """Builds of an untagged clone count commits: 0.1.dev8475 is of August 2025, 0.1.dev15917 of April 2026."""
 
@@ -86,13 +93,14 @@ def _dtype(row: Mapping[str, Any]) -> str | None:
 def _quantization(row: Mapping[str, Any], known: list[dict[str, str]]) -> dict[str, str]:
     name, dtype = row["model"], (row.get("weight_dtype") or "").lower()
     for entry in known:
-        if entry["model"].lower() in name.lower():
+        agrees = not dtype or any(part in dtype for part in entry["scheme"].split("-"))
+        if entry["model"].lower() in name.lower() and agrees:
             return {"quantization": entry["scheme"], "quantization_skips": entry["skips"]}
     if dtype.startswith("gguf"):
         return {"quantization": dtype}
     text = f"{dtype} {name}".lower()
     for pattern, scheme in (
-        (r"nvfp4|modelopt_mixed", "nvfp4"), (r"mxfp4", "mxfp4"), (r"gptq", "gptq-g128"),
+        (r"modelopt_mixed", "nvfp4-mixed"), (r"nvfp4", "nvfp4"), (r"mxfp4", "mxfp4"), (r"gptq", "gptq-g128"),
         (r"w4a8", "int4-g256"), (r"w8a8|modelslim|^int8", "int8"),
         (r"awq", "awq-g128"), (r"int4|w4a16|autoround", "int4-g128"), (r"fp8", "fp8"),
     ):  # fmt: skip
@@ -107,13 +115,14 @@ def version_of(row: Mapping[str, Any]) -> tuple[Version | None, bool]:
     if build := re.search(r"0\.1\.dev(\d+)", text):
         number = [name for least, name in DEVELOPMENT if int(build[1]) >= least]
         return Version.parse(number[-1] if number else "0.8.0"), False
-    plain = re.sub(r"^v[01]\b|20\d\d-\d\d(-\d\d)?", " ", text).replace(".x", ".9")
+    plain = re.sub(r"^v[01]\b|20\d\d-\d\d(-\d\d)?|\d\.\d+x", " ", text).replace(".x", ".9")
     found = Version.parse(plain)
     if found is not None:
         return found, True
     if date := re.search(r"20\d\d-\d\d", text):
-        names = [name for month, name in RELEASES if month <= date[0]]
-        return Version.parse(names[-1] if names else RELEASES[0][1]), False
+        releases = TRT_RELEASES if row["engine"] == "trtllm" else RELEASES
+        names = [name for month, name in releases if month <= date[0]]
+        return Version.parse(names[-1] if names else releases[0][1]), False
     return None, False
 
 
@@ -125,14 +134,18 @@ def accelerator_of(row: Mapping[str, Any]) -> Accelerator | None:
     plain = re.sub(r"\(.*", "", text).strip()
     for name in (text, plain):
         try:
-            return hardware.find(name)
+            found = hardware.find(name)
         except hardware.UnknownAccelerator:
             continue
+        if found.memory_bytes is None:
+            return None
+        split = row["engine"] == "llama.cpp" and (row.get("gpu_count") or 1) > 1
+        return found.with_memory(found.memory_bytes * row["gpu_count"]) if split else found
     if total := re.search(r"\((\d+\.\d+) GiB\)", text):
         return hardware.custom(round(float(total[1]) * GIB))
     if size := re.search(r"(\d+)GB.?class", text):
-        usable = round(CLASSES[int(size[1])] * GIB)
-        return hardware.custom(usable)
+        usual, least, most = (round(part * GIB) for part in CLASSES[int(size[1])])
+        return replace(hardware.custom(usual), memory_range_bytes=(least, most))
     return None
 
 
@@ -175,9 +188,7 @@ def _settings(row: Mapping[str, Any], model: ModelArchitecture) -> EngineSetting
         compute_dtype="Auto",
         kv_dtype=kv_dtype.split(" ")[0],
         tensor_parallel=row.get("tp") or 1,
-        pipeline_parallel=(
-            row["gpu_count"] or 1 if row["engine"] == "llama.cpp" else row.get("pp") or 1
-        ),
+        pipeline_parallel=row.get("pp") or 1,
         data_parallel=(row["tp"] // attention) if attention else (row.get("dp") or 1),
         context_parallel=row.get("dcp") or 1,
         speculative_tokens=int(speculative.get("n") or 0),

@@ -55,7 +55,11 @@ def compute_budget(
         kv_bytes=kv_bytes,
         utilization_percent=resolved.memory_utilization_percent,
     )
-    low, high = kv_interval(accelerator, usable, lines, kv_bytes)
+    if usable > accelerator.memory_bytes:
+        fit = _too_large(accelerator, usable, overhead, kv_bytes, fit)
+    low = high = kv_bytes
+    if resolved.kv_cache_bytes is None:
+        low, high = kv_interval(accelerator, usable, lines, kv_bytes)
     return KVBudget(
         model_digest=model.digest,
         accelerator=accelerator.name,
@@ -78,6 +82,20 @@ def compute_budget(
         fit=fit,
         layout=layout,
         ranks=resolved.tensor_parallel * resolved.pipeline_parallel,
+    )
+
+
+def _too_large(
+    accelerator: Accelerator, usable: int, overhead: int, kv_bytes: int, fit: Fit
+) -> Fit:
+    """A pool of a stated size beside the lines exceeds the device."""
+    device = accelerator.memory_bytes or 0
+    return Fit(
+        False,
+        usable - device,
+        f"does not fit by {gib(usable - device)}: {gib(overhead)} for weights and overhead and "
+        f"{gib(kv_bytes)} of KV cache are more than the {gib(device)} of {accelerator.name}",
+        fit.needed_bytes,
     )
 
 

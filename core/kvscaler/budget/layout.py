@@ -52,6 +52,8 @@ class PoolLayout:
     step_tokens: int
     padding_bytes: int = 0
     """Of `block_bytes`, what no layer uses: pages grown to a common size, layers that pad groups."""
+    fixed_bytes: int = 0
+    """Of the pool, what is not cut into blocks: window cells that llama.cpp allocates apart."""
 
     @property
     def block_tokens(self) -> int:
@@ -60,7 +62,7 @@ class PoolLayout:
 
     def blocks_in(self, pool_bytes: int) -> int:
         """Whole blocks in `pool_bytes`."""
-        return max(0, pool_bytes) // self.block_bytes
+        return max(0, pool_bytes - self.fixed_bytes) // self.block_bytes
 
     def sequence_blocks(self, tokens: int) -> int:
         """Blocks of one sequence of `tokens` over all groups."""

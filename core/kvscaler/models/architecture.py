@@ -95,7 +95,7 @@ class ModelArchitecture:
         total = 0.0
         for group in self.groups:
             total += group.layers * layer_token_bytes(group, form)
-            total += group.index_layers * index_token_bytes(group)
+            total += group.index_layers * index_token_bytes(group) / group.tokens_per_state
         return round(total)
 
     def weight_bytes(self, dtype: str) -> int:
@@ -119,6 +119,14 @@ class ModelArchitecture:
             return computed
         whole = total_bytes(self.tensors, self.quantization, dtype)
         return round(computed * self.stored_bytes / max(1, whole))
+
+    def rank_expert_bytes(self, dtype: str, tensor: int) -> int:
+        """Bytes of routed experts on one rank."""
+        experts = self.tensor("experts")
+        if experts is None:
+            return 0
+        split = Split(tensor, 1, None, self.kv_heads, self.vocab_size)
+        return rank_bytes((experts,), self.quantization, dtype, split)
 
     @property
     def digest(self) -> str:

@@ -147,7 +147,7 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "deepseek_v32": _DEEPSEEK,
-    "deepseek_v4": replace(_DEEPSEEK, windows=Windows.LISTED),
+    "deepseek_v4": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
     "glm_moe_dsa": _DEEPSEEK,
     "minicpm3": Family(tied=True, latent=True, defaults={"v_head_dim": 64}),

@@ -6,6 +6,7 @@ facts stay small enough for a status field.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from kvscaler.models.errors import ModelNotUnderstood
@@ -77,20 +78,17 @@ def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
         scheme = parse_name(named)
         skips = config.get("quantization_skips")
         if isinstance(skips, str) and skips:
-            return Quantization(
-                scheme.name,
-                scheme.bytes_per_weight,
-                tuple(skips.split(";")),
-                scheme.experts_only,
-                scheme.whole_file,
-            )
+            return replace(scheme, skips=tuple(skips.split(";")))
         return scheme
     block = config.get("quantization_config")
     if not block:
         return None
     if not isinstance(block, Mapping):
         raise ModelNotUnderstood(f"quantization_config is a {type(block).__name__}, not an object")
-    return parse_config(block)
+    scheme = parse_config(block)
+    if config.get("expert_dtype") == "fp4" and scheme.name == "fp8":
+        return replace(parse_name("mxfp4-mixed"), skips=scheme.skips)
+    return scheme
 
 
 def extra_facts(

@@ -26,6 +26,8 @@ class Counts:
 
 def layer_counts(fields: Fields, model_type: str, family: Family, layers: int) -> Counts:
     """How many of `layers` are of which kind; faults go to `fields.problems`."""
+    if model_type == "deepseek_v4":
+        return Counts(full=layers)
     if pattern := fields.text("hybrid_override_pattern", "layers_block_type_pattern"):
         return _by_letters(fields, pattern, layers)
     if runs := fields.runs("layer_types", "layer_types_counts", "layers_block_type"):
@@ -104,6 +106,8 @@ def groups_of(
     fields: Fields, counts: Counts, model_type: str, kv_heads: int, head_dim: int, native: str
 ) -> tuple[LayerGroup, ...]:
     """Groups of layers that keep alike, the unbounded ones first."""
+    if model_type == "deepseek_v4":
+        return _compressed(fields, counts.full, head_dim)
     if latent := fields.optional("kv_lora_rank"):
         return (_mla(fields, counts.full, latent),)
     value_dim = fields.integer("v_head_dim", default=head_dim)
@@ -141,6 +145,42 @@ def _without_shared(counts: Counts, shared: int) -> tuple[int, int]:
         return counts.full, counts.sliding
     full = counts.full - round(counts.full * shared / total)
     return full, total - shared - full
+
+
+def _compressed(fields: Fields, layers: int, head_dim: int) -> tuple[LayerGroup, ...]:
+    """DeepSeek V4: every layer keeps a window of latents; most also one latent per 4 or 128 tokens.
+
+    Those of 4 tokens have an index key each. `compress_ratios` may list prediction layers behind.
+    """
+    rope = fields.integer("qk_rope_head_dim")
+    index = fields.integer("index_head_dim")
+    runs = fields.runs("compress_ratios", "compress_ratios_counts")
+    known = {int(name): 0 for name, _ in runs if name.isdigit()}
+    for name, count in runs:
+        if name.isdigit():
+            known[int(name)] += count
+    if not any(ratio > 1 for ratio in known):
+        fields.problems.append("compress_ratios is missing, which says what each layer keeps")
+    groups = [
+        LayerGroup(
+            LayerKind.MLA,
+            count,
+            1,
+            head_dim,
+            0,
+            rope_dim=rope,
+            index_dim=index if ratio == 4 else 0,
+            index_layers=count if ratio == 4 else 0,
+            tokens_per_state=ratio,
+        )
+        for ratio, count in sorted(known.items())
+        if ratio > 1 and count
+    ]
+    window = fields.integer("sliding_window")
+    groups.append(
+        LayerGroup(LayerKind.SLIDING, layers, 1, head_dim, 0, window_tokens=window, rope_dim=rope)
+    )
+    return tuple(groups)
 
 
 def _mla(fields: Fields, layers: int, latent: int) -> LayerGroup:

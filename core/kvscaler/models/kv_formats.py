@@ -67,8 +67,8 @@ def layer_token_bytes(group: LayerGroup, form: KVFormat, tensor_parallel: int = 
         return 0.0
     if group.kind is LayerKind.MLA:
         if form.latent_bytes is not None:
-            return float(form.latent_bytes)
-        return group.key_dim * form.element_bytes + form.scale_bytes
+            return form.latent_bytes / group.tokens_per_state
+        return (group.key_dim * form.element_bytes + form.scale_bytes) / group.tokens_per_state
     heads = group.rank_kv_heads(tensor_parallel)
     sides = 2 if group.value_dim else 1
     return heads * (

@@ -55,6 +55,8 @@ class LayerGroup:
     index_dim: int = 0
     """Elements of the sparse-attention index key per token, on `index_layers` of the layers."""
     index_layers: int = 0
+    tokens_per_state: int = 1
+    """Tokens that one stored latent vector stands for, where they are compressed (DeepSeek V4)."""
     state: RecurrentState | None = None
 
     def rank_kv_heads(self, tensor_parallel: int) -> int:

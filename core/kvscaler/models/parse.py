@@ -120,6 +120,7 @@ def _strange(fields: Fields, family: Family, shapes: Shapes) -> None:
     window = fields.get("sliding_window")
     if (
         family.windows is Windows.IGNORED
+        and shapes.model_type != "deepseek_v4"
         and window
         and fields.flag("use_sliding_window", default=True)
     ):

@@ -8,7 +8,7 @@ files of Llama 3.1 8B, embeddings included).
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -39,8 +39,8 @@ class Quantization:
     experts_only: bool = False
     whole_file: bool = False
     """Embeddings, head and norms are in the average too (GGUF)."""
-    pads: int = 1
-    """Expert matrices are padded to a multiple of this in each dimension."""
+    other_bytes: float | None = None
+    """Mixed schemes: bytes of matrices outside the feed-forward (`nvfp4-mixed`: fp8)."""
 
 
 def parse_name(name: str) -> Quantization:
@@ -67,8 +67,12 @@ def parse_name(name: str) -> Quantization:
         return Quantization("int8", 1.0 + 2 / 4096)
     if text.startswith("fp8") or text in ("float8", "float-quantized"):
         return Quantization("fp8", 1.0 + 4 / 16384)
+    if text == "nvfp4-mixed":
+        return Quantization("nvfp4-mixed", 4.5 / 8, other_bytes=1.0)
     if text.startswith("nvfp4"):
         return Quantization("nvfp4", 4.5 / 8)
+    if text == "mxfp4-mixed":
+        return Quantization("mxfp4-mixed", 4.25 / 8, experts_only=True, other_bytes=1.0)
     if text.startswith("mxfp4"):
         return Quantization("mxfp4", 4.25 / 8, experts_only=True)
     if text in ("bnb-4bit", "bitsandbytes", "nf4"):
@@ -110,9 +114,7 @@ def parse_config(config: Mapping[str, Any]) -> Quantization:
             f"quantization_config with quant_method {method[:40]!r} is not computed yet; "
             f"give the scheme by name: {_KNOWN}"
         )
-    return Quantization(
-        found.name, found.bytes_per_weight, _skips(config), found.experts_only, found.whole_file
-    )
+    return replace(found, skips=_skips(config))
 
 
 def _integer_scheme(method: str, bits: Any, group: Any, symmetric: bool) -> Quantization:

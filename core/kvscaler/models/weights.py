@@ -33,11 +33,17 @@ def kind_bytes_per_element(
         return quantization.bytes_per_weight
     if not kind.linear or kind.name in ("head", "vision", "draft"):
         return float(element_bytes)
-    if quantization.experts_only and kind.name != "experts":
-        return float(element_bytes)
     if skipped(kind.path, quantization.skips):
         return float(element_bytes)
+    if quantization.experts_only and kind.name != "experts":
+        other = quantization.other_bytes
+        return float(element_bytes) if other is None else other
+    if quantization.other_bytes is not None and kind.name not in _FEED_FORWARD:
+        return quantization.other_bytes
     return quantization.bytes_per_weight
+
+
+_FEED_FORWARD = ("feed-forward", "experts", "shared experts")
 
 
 def total_bytes(kinds: Iterable[TensorKind], quantization: Quantization | None, dtype: str) -> int:

@@ -1,11 +1,18 @@
 """One module per engine. `profile_for` picks by the API's engine type, its version and the device."""
 
 from kvscaler.budget.profile import EngineProfile
+from kvscaler.budget.profiles.free_share import FreeShareProfile, lmdeploy, tensorrt_llm, tgi
+from kvscaler.budget.profiles.llama_cpp import LlamaCppProfile
 from kvscaler.budget.profiles.own import OwnCpuProfile, OwnCudaProfile
+from kvscaler.budget.profiles.sglang import NEWEST as NEWEST_SGLANG
+from kvscaler.budget.profiles.sglang import SglangProfile
 from kvscaler.budget.profiles.vllm import VllmProfile
 from kvscaler.budget.profiles.vllm_defaults import NEWEST
 from kvscaler.budget.version import Version
 from kvscaler.hardware import Accelerator
+
+ENGINES = ("Kvscaler", "VLLM", "SGLang", "TensorRTLLM", "LMDeploy", "TGI", "LlamaCpp")
+"""Engine types of the API, all of which have a profile."""
 
 
 class UnknownEngine(LookupError):
@@ -25,7 +32,23 @@ def profile_for(engine_type: str, accelerator: Accelerator) -> EngineProfile:
             return VllmProfile(_version(version, NEWEST))
         case "vllm":
             raise UnknownEngine("vLLM's use of memory is described on accelerators only so far")
-    raise UnknownEngine(f"no memory profile for engine {engine_type[:40]!r}; known: Kvscaler, VLLM")
+        case "sglang":
+            return SglangProfile(accelerator.device, _version(version, NEWEST_SGLANG))
+        case "tensorrtllm" | "tensorrt-llm" | "trtllm":
+            return tensorrt_llm(_optional(version))
+        case "lmdeploy":
+            return lmdeploy(_optional(version))
+        case "tgi":
+            return tgi(_optional(version))
+        case "llamacpp" | "llama.cpp":
+            return LlamaCppProfile()
+    raise UnknownEngine(
+        f"no memory profile for engine {engine_type[:40]!r}; known: {', '.join(ENGINES)}"
+    )
+
+
+def _optional(text: str) -> Version | None:
+    return _version(text, Version(0)) if text else None
 
 
 def _version(text: str, newest: Version) -> Version:
@@ -37,4 +60,14 @@ def _version(text: str, newest: Version) -> Version:
     return found
 
 
-__all__ = ["OwnCpuProfile", "OwnCudaProfile", "UnknownEngine", "VllmProfile", "profile_for"]
+__all__ = [
+    "ENGINES",
+    "FreeShareProfile",
+    "LlamaCppProfile",
+    "OwnCpuProfile",
+    "OwnCudaProfile",
+    "SglangProfile",
+    "UnknownEngine",
+    "VllmProfile",
+    "profile_for",
+]

@@ -10,10 +10,16 @@ from dataclasses import dataclass
 from kvscaler.budget.layout import PoolLayout
 from kvscaler.budget.lines import BudgetLine
 from kvscaler.budget.profiles import vllm_defaults as defaults
-from kvscaler.budget.profiles.resolving import compute_dtype_of, kv_dtype_of
-from kvscaler.budget.profiles.vllm_memory import activation_line, graph_line, non_torch_line
+from kvscaler.budget.profiles.resolving import compute_dtype_of, kv_dtype_of, resolved
+from kvscaler.budget.profiles.vllm_compressed import compressed_layout, is_compressed
+from kvscaler.budget.profiles.vllm_memory import (
+    activation_line,
+    driver_margin_bytes,
+    graph_line,
+    non_torch_line,
+)
 from kvscaler.budget.profiles.vllm_pages import vllm_layout
-from kvscaler.budget.profiles.weight_lines import weight_lines
+from kvscaler.budget.profiles.weight_lines import Padding, weight_lines
 from kvscaler.budget.settings import EngineSettings, ResolvedSettings
 from kvscaler.budget.version import Version
 from kvscaler.hardware import Accelerator
@@ -38,34 +44,21 @@ class VllmProfile:
     ) -> ResolvedSettings:
         """vLLM's defaults by version and card."""
         compute = compute_dtype_of(model, settings)
-        context = settings.max_context_tokens
-        step = settings.step_tokens or self._step_tokens(model, accelerator, settings)
         recurrent = any(group.kind is LayerKind.RECURRENT for group in model.groups)
         caching = settings.prefix_caching
-        return ResolvedSettings(
+        return resolved(
+            settings,
             memory_utilization_percent=(
                 settings.memory_utilization_percent or defaults.utilization_percent(self.version)
             ),
-            max_context_tokens=context,
             max_sequences=(
                 settings.max_sequences or defaults.max_sequences(accelerator, self.version)
             ),
-            step_tokens=step,
+            step_tokens=settings.step_tokens or self._step_tokens(model, accelerator, settings),
             block_tokens=settings.block_tokens or _block_tokens(model),
             compute_dtype=compute,
             kv_dtype=kv_dtype_of(settings, compute),
-            tensor_parallel=settings.tensor_parallel,
-            pipeline_parallel=settings.pipeline_parallel,
-            data_parallel=settings.data_parallel,
-            context_parallel=settings.context_parallel,
-            speculative_tokens=settings.speculative_tokens,
-            draft_layers=settings.draft_layers,
-            prefix_caching=caching if caching is not None else not recurrent,
-            cuda_graphs=settings.cuda_graphs is not False,
-            kv_cache_bytes=settings.kv_cache_bytes,
-            vision=settings.vision,
-            adapter_rank=settings.adapter_rank,
-            adapters=settings.adapters,
+            prefix_caching=not recurrent if caching is None else caching,
         )
 
     def _step_tokens(
@@ -88,16 +81,22 @@ class VllmProfile:
     ) -> tuple[BudgetLine, ...]:
         """Weights, the profiling run's peak, non-torch memory, and graphs where they count."""
         found = [
-            *weight_lines(model, settings),
+            *weight_lines(model, settings, expert_padding=expert_padding(model, accelerator)),
             activation_line(model, settings, self.version),
-            non_torch_line(accelerator, settings),
+            non_torch_line(accelerator, settings, self.version),
         ]
         if settings.cuda_graphs and self.version >= defaults.GRAPHS_COUNTED:
             found.append(graph_line(settings))
         return tuple(found)
 
+    def driver_margin_bytes(self, model: ModelArchitecture, settings: ResolvedSettings) -> int:
+        """What V0's driver rank has less than the workers whose KV size the log may show."""
+        return driver_margin_bytes(model, settings, self.version)
+
     def layout(self, model: ModelArchitecture, settings: ResolvedSettings) -> PoolLayout:
         """Pages unified over groups (V1); every layer full in V0, which knows no windows."""
+        if is_compressed(model.groups):
+            return compressed_layout(model, settings)
         chunked = any(group.kind is LayerKind.CHUNKED for group in model.groups)
         hybrid = self.version >= defaults.V1_DEFAULT
         if len(model.groups) > 1 and self.version < defaults.HYBRID_GROUPS:
@@ -116,3 +115,20 @@ class VllmProfile:
 def _block_tokens(model: ModelArchitecture) -> int:
     latent = any(group.kind is LayerKind.MLA for group in model.groups)
     return defaults.MLA_BLOCK_TOKENS if latent else DEFAULT_BLOCK_TOKENS
+
+
+MARLIN_PADDING = Padding(128, 256)
+TRITON_PADDING = Padding(256, 1, spread=0.03)
+
+
+def expert_padding(model: ModelArchitecture, accelerator: Accelerator) -> Padding:
+    """MXFP4 experts are padded for their kernel: Triton's on Hopper, Marlin's elsewhere.
+
+    `model_executor/layers/quantization/mxfp4.py`: Marlin rounds the inner width to 128 and the hidden
+    size to 256; Triton's swizzle on Hopper the inner width to 256. Without triton_kernels Hopper
+    falls back to Marlin, hence the spread.
+    """
+    if model.quantization is None or model.quantization.name != "mxfp4":
+        return Padding()
+    hopper = any(name in accelerator.name for name in ("h100", "h200", "h800", "h20", "gh200"))
+    return TRITON_PADDING if hopper else MARLIN_PADDING

@@ -14,6 +14,8 @@ NEWEST = Version(0, 33, 0)
 """The version assumed when none is given."""
 V1_DEFAULT = Version(0, 8, 0)
 """From here on the V1 engine is what runs; before it V0."""
+MEASURED_BY_TORCH = Version(0, 6, 4)
+"""From here on the profiling run's peak is read from torch's allocator."""
 GRAPHS_COUNTED = Version(0, 21, 0)
 """From here on the estimate of CUDA-graph memory is taken from the KV cache, and a pool prints
 `concurrency * max_model_len` tokens instead of its blocks' tokens."""
@@ -32,8 +34,11 @@ CHUNKED_GROUPS = Version(0, 12, 0)
 
 
 def is_large(accelerator: Accelerator) -> bool:
-    """Cards of 70 GiB and more, the A100 excepted, get larger batches."""
-    return (accelerator.memory_bytes or 0) >= LARGE_CARD_BYTES and "a100" not in accelerator.name
+    """Cards of 70 GiB and more get larger batches; the A100 does not, nor do devices with unified
+    memory, whose total the driver's management library can't tell (`get_batch_defaults`)."""
+    if accelerator.unified or "a100" in accelerator.name:
+        return False
+    return (accelerator.memory_bytes or 0) >= LARGE_CARD_BYTES
 
 
 def utilization_percent(version: Version) -> float:

@@ -33,27 +33,40 @@ seven models (llm-d-planner, docs/empirical-vllm-memory-results.md: 38.4-39.6)."
 IN_PLACE_SAMPLER = Constant(14.0, 13.5, 16.0)
 """Bytes per logit without a sort: 2 (bf16 logits) + 4 (fp32 copy) + 4 (probabilities) + 4 (noise).
 `v1/sample/ops/topk_topp_sampler.py`, `forward_native` after `apply_top_k_top_p_triton`."""
-V0_SAMPLER = Constant(10.0, 8.0, 14.0)
-"""V0 samples greedily in its profiling run: bf16 and fp32 logits and one softmax
-(`model_executor/layers/sampler.py`)."""
+V0_SAMPLER = Constant(40.0, 38.3, 41.5)
+"""V0 profiles with top-k and top-p set, so it sorts too, on the driver rank alone (`worker/model_runner.py`,
+`profile_run`; 41.2 in the log of pull request 10511)."""
 
 FORWARD_HIDDEN = Constant(6.0, 3.0, 9.0)
 """Copies of the hidden state that live at the peak of a layer: residual, normed input, attention's
 query and output, all-reduce buffers."""
+V0_FORWARD_HIDDEN = Constant(3.0, 2.0, 5.0)
+"""The same in V0: 2.9 between two contexts of one log (issue 10517)."""
 VISION_PATCH_BYTES = Constant(10.0, 5.0, 20.0)
 """Bytes per patch and width unit of a vision tower's largest item at its peak layer: qkv, the
 feed-forward's inner state, residual and norm in 16 bits."""
+_ANY_RESOLUTION = ("qwen", "kimi")
+"""Families whose processors take images of any resolution, up to the whole encoder budget."""
 VISION_PATCHES = 65_536
 """Patches of the largest image or video of Qwen-VL-type processors (16,384 tokens after merging)."""
 
 NON_TORCH = {
-    1: Constant(0.14 * GIB, 0.02 * GIB, 0.40 * GIB),
-    2: Constant(0.50 * GIB, 0.15 * GIB, 0.75 * GIB),
-    4: Constant(0.62 * GIB, 0.30 * GIB, 0.85 * GIB),
+    1: Constant(0.15 * GIB, 0.02 * GIB, 0.45 * GIB),
+    2: Constant(0.55 * GIB, 0.15 * GIB, 1.45 * GIB),
+    4: Constant(0.65 * GIB, 0.25 * GIB, 1.60 * GIB),
 }
 """Context, libraries and NCCL by tensor-parallel size: printed 0.02-0.25 at one rank, 0.17-0.75 at
 two and four (vllm issues 10517, 13061; MapCoder vllm.log; jupiter-glm52 server.out)."""
-UNIFIED_NON_TORCH = Constant(2.0 * GIB, 0.1 * GIB, 3.6 * GIB)
+PCIE_NON_TORCH = Constant(0.25 * GIB, 0.08 * GIB, 0.75 * GIB)
+"""Several ranks over PCIe: no custom all-reduce, small NCCL buffers (0.16-0.25 on T4 and RTX 4090)."""
+SMALL_CARD_BYTES = 40 * GIB
+"""Cards below this have no NVLink worth the name."""
+V0_NON_TORCH = Constant(0.35 * GIB, 0.1 * GIB, 0.8 * GIB)
+"""V0 on one rank (issue 10517: 0.35)."""
+OLD_NON_TORCH = Constant(0.9 * GIB, 0.2 * GIB, 1.6 * GIB)
+"""Before 0.6.4 the peak was read from the device's free memory, with torch's fragments and the
+context in it (`worker/worker.py`, `determine_num_available_blocks`)."""
+UNIFIED_NON_TORCH = Constant(2.6 * GIB, 1.2 * GIB, 4.2 * GIB)
 """On unified memory free memory is the host's, so the process itself and the page cache count."""
 
 GRAPH_BASE = Constant(0.04 * GIB, 0.02 * GIB, 0.1 * GIB)
@@ -62,11 +75,22 @@ GRAPH_EACH = Constant(0.011 * GIB, 0.003 * GIB, 0.02 * GIB)
 19, 0.5-0.96 at 51, as printed by vLLM 0.19-0.27)."""
 
 
-def non_torch_line(accelerator: Accelerator, settings: ResolvedSettings) -> BudgetLine:
+def non_torch_line(
+    accelerator: Accelerator, settings: ResolvedSettings, version: Version
+) -> BudgetLine:
     """Memory outside torch's allocator on one rank."""
     if accelerator.unified:
         return _line("non-torch", UNIFIED_NON_TORCH, "driver context; the host's share")
     ranks = settings.tensor_parallel * settings.pipeline_parallel
+    if version < defaults.MEASURED_BY_TORCH:
+        return _line("non-torch", OLD_NON_TORCH, "driver context, libraries, fragments")
+    if version < defaults.V1_DEFAULT and ranks == 1:
+        return _line("non-torch", V0_NON_TORCH, "driver context, libraries")
+    over_pcie = accelerator.link == "pcie" or (accelerator.memory_bytes or 0) < SMALL_CARD_BYTES
+    if ranks > 1 and over_pcie:
+        return _line(
+            "non-torch", PCIE_NON_TORCH, f"driver context, NCCL of {ranks} ranks over PCIe"
+        )
     size = max(tp for tp in NON_TORCH if tp <= ranks)
     return _line("non-torch", NON_TORCH[size], f"driver context, libraries, NCCL of {ranks} ranks")
 
@@ -93,8 +117,10 @@ def activation_line(
     model: ModelArchitecture, settings: ResolvedSettings, version: Version
 ) -> BudgetLine:
     """The larger of sampler pass, forward pass and vision pass."""
-    passes = [sampler_pass(model, settings, version), forward_pass(model, settings)]
-    if model.has_vision and settings.vision:
+    old = version < defaults.V1_DEFAULT
+    hidden = V0_FORWARD_HIDDEN if old else FORWARD_HIDDEN
+    passes = [sampler_pass(model, settings, version), forward_pass(model, settings, hidden)]
+    if model.has_vision and settings.vision and model.model_type.startswith(_ANY_RESOLUTION):
         passes.append(vision_pass(model, settings))
     size, low, high, note = max(passes)
     return BudgetLine("activations", size, Basis.DEFAULT, max(low, _floor(passes)), high, note)
@@ -114,6 +140,7 @@ def sampler_pass(
     elif version >= defaults.SORTLESS_SAMPLER:
         constant = IN_PLACE_SAMPLER
     rows = min(settings.max_sequences, settings.step_tokens)
+    rows = max(1, rows)
     logits = model.vocab_size * rows
     return (
         int(constant.value * logits),
@@ -123,7 +150,9 @@ def sampler_pass(
     )
 
 
-def forward_pass(model: ModelArchitecture, settings: ResolvedSettings) -> tuple[int, int, int, str]:
+def forward_pass(
+    model: ModelArchitecture, settings: ResolvedSettings, hidden: Constant = FORWARD_HIDDEN
+) -> tuple[int, int, int, str]:
     """Bytes of one layer's forward pass over a full step, with bounds and a note.
 
     Per token: gate, up and their product (`3 * inner / tp`), or the experts' (`top_k` of them), and
@@ -139,7 +168,7 @@ def forward_pass(model: ModelArchitecture, settings: ResolvedSettings) -> tuple[
     tokens = settings.step_tokens * element
     sizes = [
         int(tokens * (inner + copies * model.hidden_size))
-        for copies in (FORWARD_HIDDEN.value, FORWARD_HIDDEN.low, FORWARD_HIDDEN.high)
+        for copies in (hidden.value, hidden.low, hidden.high)
     ]
     return sizes[0], sizes[1], sizes[2], f"forward pass of {settings.step_tokens} tokens"
 
@@ -159,3 +188,17 @@ def _line(name: str, constant: Constant, note: str) -> BudgetLine:
     return BudgetLine(
         name, int(constant.value), Basis.DEFAULT, int(constant.low), int(constant.high), note
     )
+
+
+def driver_margin_bytes(
+    model: ModelArchitecture, settings: ResolvedSettings, version: Version
+) -> int:
+    """By how much less V0's driver rank has for its pool than the workers, which do not sample.
+
+    The pool is sized by the tightest rank, while each worker prints its own KV size
+    (`worker/worker.py`, `determine_num_available_blocks`).
+    """
+    if version >= defaults.V1_DEFAULT or settings.tensor_parallel == 1:
+        return 0
+    sampler = sampler_pass(model, settings, version)[0]
+    return max(0, sampler - forward_pass(model, settings, V0_FORWARD_HIDDEN)[0])
