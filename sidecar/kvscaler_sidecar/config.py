@@ -248,6 +248,9 @@ examples:
   kvscaler-sidecar serve --model-uri builtin://smollm2-135m --memory-bytes 1073741824 \\
     --limits '{"charge": "WorstCase", "queue_requests": 8}'
 
+  # a gate before an engine of the same Pod
+  kvscaler-sidecar serve --mode gate --engine-url http://127.0.0.1:8001
+
 then:
   curl localhost:8000/v1/completions -H 'content-type: application/json' \\
     -d '{"model": "smollm2-135m", "prompt": "Once upon a time", "max_tokens": 32}'

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from kvscaler_sidecar.gate import app as gate_app
 
 from tests.sidecar.gates import answers, before, body_of, exchange, gated, post, scripted
 from tests.sidecar.replicas import MODEL, ParrotExecutor, eventually, running
@@ -271,6 +272,26 @@ async def test_two_requests_cannot_be_smuggled_as_one() -> None:
         )
     assert got.startswith(b"HTTP/1.1 400 ")
     assert engine.requests == []
+
+
+async def test_a_body_that_stops_coming_gives_its_room_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gate_app, "BODY_START_SECONDS", 0.3)
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert await reader.read() == b"first"
+        writer.close()
+
+    async with scripted(script) as engine, gated(engine.url, engine.pages_url) as gate:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gate.ports["http"])
+        writer.write(b"POST /upload HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n\r\nfirst")
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        writer.close()
+        state = await gate.until(lambda s: s.in_flight.requests == 0)
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert b"too slowly" in await reader.read()
+    assert state.traffic.refused == {"RequestTimeout": 1}
 
 
 async def _free_port() -> int:

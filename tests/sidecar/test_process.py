@@ -79,6 +79,11 @@ def start(*flags: str) -> Process:
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
+    return watched(popen)
+
+
+def watched(popen: "subprocess.Popen[str]") -> Process:
+    """A process whose log is read as it comes."""
     process = Process(popen)
     threading.Thread(target=process.read_log, daemon=True).start()
     return process

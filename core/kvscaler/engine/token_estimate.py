@@ -60,16 +60,15 @@ class LearnedTokens:
         """Tokens (at least 1) that a text is taken for.
 
         A class that has learned nothing borrows from the next smaller one, whose ratio is higher
-        if it differs.
+        if it differs; never more than the worst case.
         """
-        if text_bytes <= 0:
-            return TEMPLATE_TOKENS, ChargeBasis.NOTHING_LEARNED
-        for size in range(text_bytes.bit_length(), -1, -1):
+        worst = max(0, text_bytes) + TEMPLATE_TOKENS
+        for size in range(min(text_bytes.bit_length(), SIZE_CLASSES), 0, -1):
             known = self._classes.get(size)
             if known is not None:
                 ratio = known.tokens_per_byte + DEVIATIONS * known.deviation
-                return max(1, math.ceil(text_bytes * ratio)), ChargeBasis.LEARNED
-        return text_bytes + TEMPLATE_TOKENS, ChargeBasis.NOTHING_LEARNED
+                return max(1, min(worst, math.ceil(text_bytes * ratio))), ChargeBasis.LEARNED
+        return worst, ChargeBasis.NOTHING_LEARNED
 
     def observe(self, text_bytes: int, tokens: int) -> None:
         """An engine counted `tokens` in a text of so many bytes."""

@@ -6,6 +6,7 @@ and a client that leaves, at any time, has its request to the engine closed at o
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from email.utils import formatdate
 
@@ -28,7 +29,12 @@ from kvscaler_sidecar.gate.upstream import Connection, EngineBroke, Upstream
 from kvscaler_sidecar.metrics import Latencies
 from kvscaler_sidecar.server.door import Door
 from kvscaler_sidecar.server.errors import Refusal
-from kvscaler_sidecar.server.exchange import ClientGone, Exchange
+from kvscaler_sidecar.server.exchange import (
+    BODY_BYTES_PER_SECOND,
+    BODY_START_SECONDS,
+    ClientGone,
+    Exchange,
+)
 from kvscaler_sidecar.server.intake import Intake
 
 log = logging.getLogger(__name__)
@@ -100,6 +106,8 @@ class _Passage:
         self._target = raw + b"?" + query if query else raw
         self._headers: Headers = list(scope["headers"])
         self._left = False
+        self._refusal: Refusal | None = None
+        """Why the body was not passed to its end."""
 
     async def go(self, _: Exchange) -> None:
         """All of it; raises `Refusal` and `ClientGone`."""
@@ -164,6 +172,8 @@ class _Passage:
         try:
             await self._answer(connection, account)
         except (Refusal, EngineBroke):
+            if self._refusal is not None and not self.exchange.started:
+                raise self._refusal from None
             if self._left:
                 raise ClientGone from None
             raise
@@ -183,12 +193,28 @@ class _Passage:
             await self.exchange.watch_disconnect()
         except ClientGone:
             pass
+        except TimeoutError:
+            self._refusal = Refusal(
+                RefusalReason.REQUEST_TIMEOUT,
+                "The request body came too slowly. Send it at once.",
+            )
         self._left = True
         connection.abort()
 
     async def _feed_parts(self, connection: Connection) -> None:
+        """Pass the body on as it comes; a client that stops sending must not keep its room."""
         chunked = is_chunked(self._headers)
-        async for part in self.exchange.body_parts():
+        parts = self.exchange.body_parts()
+        received, waited = 0, 0.0
+        while True:
+            began = time.monotonic()
+            patience = BODY_START_SECONDS + received / BODY_BYTES_PER_SECOND - waited
+            async with asyncio.timeout(patience):
+                part = await anext(parts, None)
+            if part is None:
+                break
+            waited += time.monotonic() - began
+            received += len(part)
             await connection.write(b"%x\r\n%s\r\n" % (len(part), part) if chunked else part)
         if chunked:
             await connection.write(b"0\r\n\r\n")

@@ -179,7 +179,15 @@ def _numbers(data: Mapping[str, Any]) -> tuple[int | None, int]:
 
 
 def _count(value: object) -> int | None:
-    """A number of tokens or choices; -1 and its like mean all that there is room for."""
+    """A number of tokens or choices; -1 and its like mean all that there is room for.
+
+    Lenient engines take a number in quotes for one, and it must not be cheaper in quotes.
+    """
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         return None
     return int(min(value, 1 << 40))
