@@ -2,6 +2,6 @@
 
 import sys
 
-from kvscaler_sidecar.main import main
+from kvscaler_sidecar.entry import main
 
 sys.exit(main())

@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -174,6 +175,7 @@ def wait_drained(url: str, timeout_seconds: float) -> int:
     """Wait for the drain of the sidecar at `url`; 0 when it is over or the sidecar is gone."""
     from kvscaler_sidecar.server.observe import DRAIN_WAIT_PATH  # noqa: PLC0415
 
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a wait that was cut short is no drain
     try:
         with urllib.request.urlopen(  # noqa: S310 - the command's own argument
             url.rstrip("/") + DRAIN_WAIT_PATH, timeout=timeout_seconds

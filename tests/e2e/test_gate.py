@@ -12,7 +12,7 @@ from localcluster.handle import ClusterHandle
 from tests.e2e.live import MODEL, Streams, eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
-OUTPUT_TOKENS = 256
+OUTPUT_TOKENS = 128
 GATE_PORTS = (8000, 9090, 9443)
 ENGINE_PORTS = (8001, 9091, 9444)
 
@@ -53,6 +53,12 @@ def gated_pod(image: str) -> dict[str, Any]:
             *("--engine-metrics-url=http://127.0.0.1:9091", "--drain-linger-seconds=2"),
         ],
         "readinessProbe": {"httpGet": {"path": "/health/ready", "port": 9090}, "periodSeconds": 1},
+        # A busy node takes its time to start Python; a liveness probe must not count that.
+        "startupProbe": {
+            "httpGet": {"path": "/health/live", "port": 9090},
+            "periodSeconds": 1,
+            "failureThreshold": 300,
+        },
         "livenessProbe": {"httpGet": {"path": "/health/live", "port": 9090}},
         # Enough for HTTP, and a tenth of what an engine needs: it loads no model and no torch.
         "resources": {"limits": {"cpu": "1", "memory": "128Mi"}, "requests": {"cpu": "0.1"}},
@@ -64,7 +70,7 @@ def gated_pod(image: str) -> dict[str, Any]:
         "spec": {
             "automountServiceAccountToken": False,
             "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-            "terminationGracePeriodSeconds": 180,
+            "terminationGracePeriodSeconds": 300,
             "containers": [engine, gate],
             "volumes": [{"name": "tmp", "emptyDir": {}}],
         },

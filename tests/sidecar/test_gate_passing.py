@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.sidecar.gates import answers, before, body_of, exchange, gated, post, scripted
-from tests.sidecar.replicas import MODEL, ParrotExecutor, running
+from tests.sidecar.replicas import MODEL, ParrotExecutor, eventually, running
 
 COMPLETION = json.dumps({"model": MODEL, "prompt": "abcd", "max_tokens": 4}).encode()
 
@@ -195,6 +195,30 @@ async def test_a_body_that_is_too_long_is_refused_before_the_engine_hears_of_it(
     assert answer.headers["x-kvscaler-reason"] == "BodyTooLarge"
     assert "date" in answer.headers
     assert engine.requests == []
+
+
+async def test_bodies_are_not_kept_while_their_answers_last() -> None:
+    """The gate holds what it reads, until the engine has it."""
+    body = json.dumps({"prompt": [1, 2], "max_tokens": 2, "user": "x" * 1_000_000}).encode()
+    go = asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert await body_of(reader, engine.requests[-1]) == body
+        await go.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+    async with (
+        scripted(script, kv_blocks=4) as engine,
+        gated(engine.url, engine.pages_url) as gate,
+    ):
+        requests = [asyncio.create_task(gate.post("/v1/completions", body)) for _ in range(5)]
+        await gate.until(lambda s: s.occupancy is not None and s.occupancy.waiting_requests == 1)
+        held = gate.gate._server.intake.held
+        await eventually(lambda: held.bytes == len(body))
+        go.set()
+        answers_ = await asyncio.gather(*requests)
+    assert [answer.status_code for answer in answers_] == [200] * 5
+    assert held.bytes == 0
 
 
 async def test_connections_are_kept_on_both_sides(tmp_path: Path) -> None:

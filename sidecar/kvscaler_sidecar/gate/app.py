@@ -35,6 +35,7 @@ from kvscaler_sidecar.server.exchange import (
     ClientGone,
     Exchange,
 )
+from kvscaler_sidecar.server.held import Hold
 from kvscaler_sidecar.server.intake import Intake
 
 log = logging.getLogger(__name__)
@@ -105,6 +106,9 @@ class _Passage:
         raw: bytes = scope.get("raw_path") or self._path.encode()
         self._target = raw + b"?" + query if query else raw
         self._headers: Headers = list(scope["headers"])
+        self._body: bytes | None = None
+        """A body that was read in full, until it is on its way; `None` passes it as it comes."""
+        self._hold: Hold | None = None
         self._left = False
         self._refusal: Refusal | None = None
         """Why the body was not passed to its end."""
@@ -124,7 +128,7 @@ class _Passage:
         try:
             if work is Work.NONE:
                 metrics = self._method in ("GET", "HEAD") and self._path == METRICS_PATH
-                await self._pass(gate.engine_metrics if metrics else gate.engine, None, None)
+                await self._pass(gate.engine_metrics if metrics else gate.engine, None)
             else:
                 gate.door.check_open()
                 await self._charged(work)
@@ -139,36 +143,39 @@ class _Passage:
     async def _charged(self, work: Work) -> None:
         gate = self._gate
         desk = gate.ready_desk()
-        body: bytes | None = None
-        asked: Asked = UNKNOWN_ENDPOINT
-        if work is not Work.UNKNOWN:
-            with gate.intake.hold() as hold:
-                body, asked, _ = await gate.intake.read(self.exchange, read_body, hold)
+        with gate.intake.hold() as hold:
+            self._hold = hold
+            asked: Asked = UNKNOWN_ENDPOINT
+            if work is not Work.UNKNOWN:
+                self._body, asked, _ = await gate.intake.read(self.exchange, read_body, hold)
+            await self._admitted(desk, work, asked)
+
+    async def _admitted(self, desk: Desk, work: Work, asked: Asked) -> None:
+        gate, in_hand = self._gate, self._body is not None
         default = gate.adapter.default_output_tokens(self._path)
         charged = desk.charge(self._path, asked, work, default)
         gate.counts.charges[str(charged.basis)] += 1
-        async with desk.admitted(
-            self.exchange, charged, len(body or b""), body_read=body is not None
-        ) as gated:
+        body_bytes = len(self._body or b"")
+        async with desk.admitted(self.exchange, charged, body_bytes, body_read=in_hand) as gated:
             for sequence in gated.sequences:
                 gate.latencies.prompt_length.observe(sequence.prompt_tokens)
             account = Account(gate, desk, self._path, charged, gated)
             try:
-                await self._pass(gate.engine, body, account)
+                await self._pass(gate.engine, account)
             except Refusal as refusal:
                 account.refused(refusal.reason)
                 refusal.counted = True
                 raise
 
-    async def _pass(self, upstream: Upstream, body: bytes | None, account: Account | None) -> None:
-        """Send the request on and its answer back; a `body` of `None` is passed as it comes."""
+    async def _pass(self, upstream: Upstream, account: Account | None) -> None:
+        """Send the request on and its answer back."""
         connection = await upstream.connection()
-        length = None if body is None else len(body)
+        length = None if self._body is None else len(self._body)
         head = request_head(
             self._method, self._target, self._headers, body_bytes=length, host=upstream.netloc
         )
         connection.send_head(self._method, head)
-        feed = asyncio.create_task(self._feed(connection, body), name="gate-feed")
+        feed = asyncio.create_task(self._feed(connection), name="gate-feed")
         try:
             await self._answer(connection, account)
         except (Refusal, EngineBroke):
@@ -182,13 +189,18 @@ class _Passage:
             self.exchange.close()
             upstream.give_back(connection)
 
-    async def _feed(self, connection: Connection, body: bytes | None) -> None:
+    async def _feed(self, connection: Connection) -> None:
         """The body to the engine, then watch the client; when it leaves, so do we."""
         try:
-            if body is not None:
-                await connection.write(body)
-            else:
+            if self._body is None:
                 await self._feed_parts(connection)
+            else:
+                # Not kept while the answer lasts: a hundred streams would keep a hundred bodies.
+                body, self._body = self._body, b""
+                await connection.write(body)
+                del body
+                if self._hold is not None:
+                    self._hold.release()
             connection.request_sent = True
             await self.exchange.watch_disconnect()
         except ClientGone:
