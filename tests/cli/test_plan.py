@@ -18,7 +18,7 @@ def test_table_shows_every_line_and_what_it_means_for_a_request():
                  "--utilization", "90", "--prompt-tokens", "1200",
                  "--output-tokens", "300")  # fmt: skip
     assert result.exit_code == 0, result.output
-    for words in ("weights", "14.99 GiB", "kv cache", "51.36 GiB", "131,072 tokens"):
+    for words in ("weights", "14.99 GiB", "kv cache", "51.35 GiB", "131,072 tokens"):
         assert words in result.output
     assert "Requests of 1,200 + 300 tokens   279 at once, 94 blocks each" in result.output
 
@@ -59,7 +59,7 @@ def test_a_config_file_or_its_folder_serves_as_the_model(tmp_path):
         (["gpt-9", "--accelerator", "h100"], "'gpt-9' is not in the catalogue"),
         (["smollm2-135m", "--accelerator", "abacus"], "'abacus' is not known"),
         (["smollm2-135m", "--accelerator", "cpu"], "no memory of its own"),
-        (["smollm2-135m", "--accelerator", "h100", "--engine", "TGI"], "'TGI'"),
+        (["smollm2-135m", "--accelerator", "h100", "--engine", "Abacus"], "'Abacus'"),
         (["smollm2-135m", "--accelerator", "h100", "--memory", "lots"], "is not a quantity"),
         (["smollm2-135m", "--accelerator", "h100", "--memory", "0"], "no memory at all"),
         (["smollm2-135m", "--accelerator", "h100", "--kv-dtype", "int3"], "'int3'"),
