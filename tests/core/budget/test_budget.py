@@ -1,7 +1,7 @@
 """The budget adds up, agrees with what engines printed, and says what would fit."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kvscaler import hardware
 from kvscaler.budget import (
@@ -41,7 +41,6 @@ def test_vllm_on_h100_within_a_percent_of_the_published_start_up_log():
     assert budget.max_sequences == 1024
 
 
-@settings(deadline=None)
 @given(st.integers(1, 64 * GIB), st.integers(1, 100), st.sampled_from(["Kvscaler", "VLLM"]))
 def test_lines_and_pool_never_exceed_what_is_usable(memory_bytes, percent, engine):
     card = hardware.custom(memory_bytes)
@@ -54,7 +53,6 @@ def test_lines_and_pool_never_exceed_what_is_usable(memory_bytes, percent, engin
     assert all(line.low_bytes <= line.bytes <= line.high_bytes for line in budget.lines)
 
 
-@settings(deadline=None)
 @given(st.integers(2 * GIB, 16 * GIB), st.integers(0, 4 * GIB))
 def test_more_memory_never_means_fewer_blocks(memory_bytes, more_bytes):
     assert cpu_budget(memory_bytes + more_bytes).blocks >= cpu_budget(memory_bytes).blocks
