@@ -241,7 +241,7 @@ examples:
     kvscaler-sidecar serve
 
   # a dry run of an H100 with Llama-3.1-8B: its memory and its step times, synthetic tokens
-  kvscaler-sidecar serve --executor Modelled --accelerator h100 --memory-bytes 85017624576 \\
+  kvscaler-sidecar serve --executor Modelled --accelerator h100 --memory-bytes 85018877624 \\
     --model-uri hf://meta-llama/Llama-3.1-8B-Instruct --time-scale 2
 
   # a small pool that charges each request its max_tokens and lets 8 wait

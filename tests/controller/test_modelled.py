@@ -3,7 +3,13 @@
 from typing import Any
 
 import pytest
-from kvscaler.budget import EngineSettings, compute_budget, profile_for
+from kvscaler.budget import (
+    AdmissionPolicy,
+    EngineSettings,
+    admission_limits,
+    compute_budget,
+    profile_for,
+)
 from kvscaler.hardware import find
 from kvscaler.models import catalogue
 from kvscaler.protocol.state import ExecutorReport, ReplicaState
@@ -78,7 +84,17 @@ def test_operator_and_replica_have_the_same_budget() -> None:
     ]
     settings = parse_arguments([*container["args"][1:], *options])
     plan = plan_start(settings, ModelledLoader.compute_dtype)
-    assert plan.budget == found.budget
+    ours, theirs = found.budget, plan.budget
+    assert (theirs.lines, theirs.blocks, theirs.kv_bytes) == (
+        ours.lines,
+        ours.blocks,
+        ours.kv_bytes,
+    )
+    assert theirs.max_context_tokens == ours.max_context_tokens
+    assert (
+        plan.limits(theirs.blocks).content_hash
+        == admission_limits(ours, AdmissionPolicy()).content_hash
+    )
 
 
 def test_no_accelerator_is_demanded_from_the_scheduler() -> None:

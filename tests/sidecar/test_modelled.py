@@ -34,7 +34,8 @@ from tests.sidecar.replicas import running
 
 LLAMA = "hf://meta-llama/Llama-3.1-8B-Instruct"
 H100 = "nvidia-h100-80gb-hbm3"
-H100_BYTES = 85_017_624_576
+H100_BYTES = hardware.find(H100).memory_bytes
+assert H100_BYTES is not None
 OPTIONS = {
     "accelerator": H100,
     "memory_bytes": str(H100_BYTES),
@@ -117,6 +118,8 @@ def test_a_process_that_stood_still_does_not_rush_through_what_it_missed() -> No
 
 def budget_on(card: str = "h100", context: int = 8192) -> KVBudget:
     accelerator = hardware.find(card)
+    assert accelerator.memory_bytes is not None
+    accelerator = accelerator.with_memory(accelerator.memory_bytes)  # as a replica is told it
     return compute_budget(
         catalogue.find(LLAMA).architecture,
         accelerator,

@@ -60,7 +60,7 @@ SEQUENCE_SHARE = 0.5818
 
 
 class StepTimeUnknown(LookupError):
-    """No step times can be told of a device: a rate of it is not known."""
+    """No step times can be told: a rate of the device is not known, or the model is not dense."""
 
 
 def step_time_on(
@@ -68,7 +68,8 @@ def step_time_on(
 ) -> StepTimeModel:
     """Step times of `model` on one `accelerator`.
 
-    Raises `StepTimeUnknown` for a device without a bandwidth or a FLOP rate in `compute_dtype`.
+    Raises `StepTimeUnknown` for a device without a bandwidth or a FLOP rate in `compute_dtype`, and
+    for a model that is not dense.
     """
     for (name, card), fit in _FITS.items():
         if (
@@ -83,7 +84,15 @@ def step_time_on(
 def roofline(
     model: ModelArchitecture, accelerator: Accelerator, compute_dtype: str, kv_dtype: str
 ) -> StepTimeModel:
-    """Step times from bandwidth and FLOP rate alone; raises as `step_time_on`."""
+    """Step times from bandwidth and FLOP rate alone; raises as `step_time_on`.
+
+    The formulas are of a dense model whose layers all attend to everything.
+    """
+    if not model.uniform or model.experts_per_token or model.quantization is not None:
+        raise StepTimeUnknown(
+            f"no step times are known of a {model.model_type} model with experts, quantized "
+            "weights or layers that are not full attention: take a dense model in its own format"
+        )
     bandwidth = accelerator.bandwidth_bytes_per_second
     flops = accelerator.flops_per_second.get(compute_dtype)
     if bandwidth is None or flops is None:

@@ -67,6 +67,12 @@ def test_another_model_of_the_same_name_is_not_the_measured_pair() -> None:
     )
 
 
+def test_a_model_whose_steps_are_made_otherwise_has_no_step_times() -> None:
+    for changes in ({"experts_per_token": 2}, {"groups": llama().groups * 2}):
+        with pytest.raises(StepTimeUnknown, match="take a dense model"):
+            roofline(replace(llama(), **changes), hardware.find("h100"), BF16, BF16)
+
+
 def test_a_device_without_rates_has_no_step_times() -> None:
     with pytest.raises(StepTimeUnknown, match=r"cpu has no stated memory bandwidth.*name a card"):
         step_time_on(llama(), hardware.find("cpu"), BF16, BF16)
