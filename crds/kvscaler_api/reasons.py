@@ -69,9 +69,11 @@ class Reason(StrEnum):
     METRICS_MISMATCHED = "MetricsMismatched"
     METRICS_PARTIAL = "MetricsPartial"
     PROMETHEUS_UNREACHABLE = "PrometheusUnreachable"
-    """Prometheus is down; the direct path carries on."""
+    """Prometheus is down. True while the direct path carries on, False when nothing does."""
+    PROMETHEUS_UNUSABLE = "PrometheusUnusable"
+    """Prometheus answers, and has nothing usable of any replica; the direct path carries on."""
     REPLICAS_UNREACHABLE = "ReplicasUnreachable"
-    """No replica answers directly; Prometheus carries on."""
+    """No replica answers directly. True while Prometheus carries on, False when nothing does."""
     NO_REPLICAS = "NoReplicas"
 
     # ScalingActive

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from kvscaler.protocol.limits import AdmissionLimits, LimitsPut, LimitsReport
 from kvscaler.protocol.state import ReplicaState
+from kvscaler.protocol.tokens import CLOCK_SKEW_SECONDS
 from kvscaler.traffic import Present, Signal
 
 from kvscaler_operator.gateways.sidecar import Endpoint, Fault, SidecarError, SidecarGateway
@@ -79,7 +80,9 @@ class LimitsWriter:
             return "pending", f"{replica.name} does not report its limits"
         report = self._newest(replica, signal.value.limits)
         if in_force(report, wanted):
-            return ("clamped", _clamped(replica, report)) if report.clamped else ("applied", "")
+            if report.clamped or report.requested_hash not in (None, report.hash):
+                return "clamped", _clamped(replica, report)
+            return "applied", ""
         endpoint = self._endpoint(service_uid, replica)
         if endpoint is None:
             return "pending", f"{replica.name} has no address"
@@ -92,10 +95,11 @@ class LimitsWriter:
             answer = await self._sidecars.put_limits(endpoint, put)
         except SidecarError as error:
             pause = min(RETRY_CAP_SECONDS, RETRY_SECONDS * 2.0**tries)
-            self._refused[replica.uid] = (min(tries + 1, 16), now + pause, str(error))
+            words = f"{error}{_skew(signal)}"
+            self._refused[replica.uid] = (min(tries + 1, 16), now + pause, words)
             if tries == 0 and error.fault is not Fault.CONFLICT:
-                logger.warning("Limits not accepted by %s: %s", replica.name, error)
-            return "pending", str(error)
+                logger.warning("Limits not accepted by %s: %s", replica.name, words)
+            return "pending", words
         self._refused.pop(replica.uid, None)
         self._accepted[replica.uid] = (answer, asyncio.get_running_loop().time())
         if answer.clamped:
@@ -122,4 +126,15 @@ def in_force(report: LimitsReport, wanted: AdmissionLimits) -> bool:
 
 
 def _clamped(replica: Replica, report: LimitsReport) -> str:
-    return f"{replica.name} lowered {', '.join(report.clamped)} to what it physically has"
+    # Which ones is not exported to Prometheus; that they are others than asked for is.
+    lowered = ", ".join(report.clamped) or "some limits"
+    return f"{replica.name} lowered {lowered} to what it physically has"
+
+
+def _skew(signal: Present[ReplicaState]) -> str:
+    """A replica takes a token that was signed by another clock for expired, or for forged."""
+    seconds = signal.value.observed_at - signal.time
+    if abs(seconds) <= CLOCK_SKEW_SECONDS:
+        return ""
+    side = "ahead of" if seconds > 0 else "behind"
+    return f"; its clock is {abs(seconds):.0f} s {side} ours: set the clock of its node"

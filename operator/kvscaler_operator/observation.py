@@ -17,7 +17,12 @@ from kvscaler.traffic import AbsenceReason, Absent, Present, Signal
 from kvscaler_api.signals import DEFAULT_PROMETHEUS
 
 from kvscaler_operator.cache import Key, ObjectCache
-from kvscaler_operator.gateways.prometheus import PrometheusError, PrometheusGateway, Series
+from kvscaler_operator.gateways.prometheus import (
+    PrometheusError,
+    PrometheusGateway,
+    PrometheusNotAsked,
+    Series,
+)
 from kvscaler_operator.gateways.sidecar import Endpoint, SidecarError, SidecarGateway
 from kvscaler_operator.metrics import MachineryMetrics
 from kvscaler_operator.observe import Replica, observe_fleet
@@ -138,6 +143,10 @@ class Observers:
         begun = loop.time()
         try:
             found = await asyncio.to_thread(by_pod, await server.read_all())
+        except PrometheusNotAsked:
+            # What it failed with before is still the cause.
+            self._metrics.signal_pass(path, failed=True)
+            return
         except PrometheusError as error:
             if not was_down:
                 logger.warning("%s; the direct path carries on where it is enabled", error)
@@ -168,7 +177,9 @@ class Observers:
             )
             outcome = "ok" if isinstance(signal, Present) else signal.reason.value
             self._metrics.answer(SignalPath.PROMETHEUS, outcome)
-            news |= self._signals.observe(uid_of(obj), replica.uid, SignalPath.PROMETHEUS, signal)
+            news |= self._signals.observe(
+                uid_of(obj), replica.uid, SignalPath.PROMETHEUS, signal, self._clock()
+            )
         if news:
             self._dirty((namespace_of(obj), name_of(obj)))
 

@@ -27,6 +27,7 @@ from kvscaler_operator import conditions as verdict
 from kvscaler_operator import stored
 from kvscaler_operator.assess import Assessment, Finding
 from kvscaler_operator.autoscalers import conflicting_autoscaler
+from kvscaler_operator.belief import believed
 from kvscaler_operator.cache import Key, ObjectCache
 from kvscaler_operator.children.intent import Intent
 from kvscaler_operator.conditions import Verdict
@@ -205,10 +206,11 @@ class Reconciler:
         # Children were just written: look at the Deployment as it is now.
         fleet = observe_fleet(self._caches, uid, self._writers.scales.replicas)
         report.fleet = fleet
+        assert report.assessment is not None
+        report.states = believed(fleet.deployment, fleet.replicas, report.states, report.assessment)
         serving = [r for r in fleet.replicas if r.phase is ReplicaPhase.READY]
         states = {r.uid: report.states[r.uid] for r in fleet.replicas if r.uid in report.states}
         report.calibration = calibrate(fleet.replicas, states)
-        assert report.assessment is not None
         report.capacity = replica_capacity(spec, report.assessment, report.calibration, states, now)
         report.traffic = self._signals.window(uid, {r.uid for r in serving}, now)
         moved = memory.history is not None and memory.history.last_desired != spec_replicas
@@ -241,7 +243,12 @@ class Reconciler:
             self._writers, report, target, spec.scaling.scale_down.drain_timeout_seconds, now
         )
         faults = path_faults(
-            self._signals, uid, spec.signals.prometheus, self._options.prometheus_servers, serving
+            self._signals,
+            uid,
+            spec.signals.prometheus,
+            self._options.prometheus_servers,
+            serving,
+            now,
         )
         report.say(ConditionType.SIGNALS_FRESH, signals_fresh(serving, states, faults))
         report.say(ConditionType.SCALING_ACTIVE, verdict.scaling_active(mode, decision, rival))

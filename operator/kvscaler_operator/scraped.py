@@ -9,15 +9,26 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kvscaler.protocol.metrics import STATE_METRICS, MetricKind, counts_from_buckets
-from kvscaler.protocol.state import ReplicaState
+from kvscaler.protocol.metrics import READY, STATE_METRICS, MetricKind, counts_from_buckets
+from kvscaler.protocol.state import ReplicaState, unreported
 from kvscaler.traffic import AbsenceReason, Absent, Present, Signal
 from pydantic import ValidationError
 
-from kvscaler_operator.gateways.prometheus import BUCKETS, DOWN, SCRAPE_TIME, Series
+from kvscaler_operator.gateways.prometheus import (
+    BUCKETS,
+    DOWN,
+    FIRST_START,
+    SCRAPE_TIME,
+    Series,
+)
 from kvscaler_operator.gateways.sidecar import LARGEST_NUMBER
 
 SOURCE = "prometheus"
+NOT_SCRAPED = f"no {READY} with the target labels namespace and pod of this Pod"
+TWO_PROCESSES = (
+    "series of two processes: it was restarted between two scrapes, or another target claims its "
+    "labels namespace and pod (honor_labels)"
+)
 PodKey = tuple[str, str]
 """Namespace and name of a Pod, from target labels."""
 
@@ -40,6 +51,8 @@ def replica_state(
     buckets: dict[str, dict[str, float]] = defaultdict(dict)
     sums: dict[str, float] = {}
     stamps: set[float] = set()
+    first_start: float | None = None
+    down = False
     for one in series:
         number = _number(one.value)
         if number is None:
@@ -48,11 +61,14 @@ def replica_state(
         if one.query == SCRAPE_TIME:
             stamps.add(number)
         elif one.query == DOWN:
-            return Absent(AbsenceReason.MISSING, SOURCE, "its scrape fails (up is 0)")
+            down = True
+        elif one.query == FIRST_START:
+            first_start = number
         else:
             _take(one, number, values, buckets, sums)
     if not stamps:
-        return Absent(AbsenceReason.MISSING, SOURCE, "not scraped")
+        words = "its scrape fails (up is 0)" if down else NOT_SCRAPED
+        return Absent(AbsenceReason.MISSING, SOURCE, words)
     scraped_at = min(stamps)
     if len(stamps) > 1:
         # The next pass reads it whole; until then what was known stays.
@@ -66,6 +82,12 @@ def replica_state(
             pod_name=pod_name,
         )
         state = ReplicaState.model_validate(_without_incomplete(values))
+        if first_start is not None and first_start != state.started_at:
+            return Absent(AbsenceReason.MISMATCHED, SOURCE, TWO_PROCESSES, scraped_at)
+        missing = unreported(state)
+        if missing:
+            words = f"no series of {', '.join(_NAMES.get(path, path) for path in missing[:3])}"
+            return Absent(AbsenceReason.PARTIAL, SOURCE, words, scraped_at)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -128,6 +150,8 @@ _HISTOGRAM_PATHS: Mapping[str, str] = {
     metric.name: metric.path for metric in STATE_METRICS if metric.kind is MetricKind.HISTOGRAM
 }
 
+_NAMES: Mapping[str, str] = {metric.path: metric.name for metric in STATE_METRICS}
+
 
 def _number(text: str) -> float | None:
     try:
@@ -153,10 +177,9 @@ def _put_histograms(
 ) -> None:
     for name, path in _HISTOGRAM_PATHS.items():
         if name in buckets:
-            histogram = {
-                "counts": counts_from_buckets(buckets[name]),
-                "sum_seconds": sums.get(name, 0.0),
-            }
+            histogram: dict[str, Any] = {"counts": counts_from_buckets(buckets[name])}
+            if name in sums:
+                histogram["sum_seconds"] = sums[name]
             _put(values, path, histogram)
 
 

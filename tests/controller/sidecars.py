@@ -1,6 +1,7 @@
 """Sidecars for tests: a real HTTP server for one Pod, whose state and faults a test sets."""
 
 import asyncio
+import contextlib
 import json
 import time
 from typing import Any
@@ -22,6 +23,7 @@ from kvscaler.protocol.state import (
 )
 
 BLOCKS = 200
+CLAMPED = ("kv_blocks", "max_sequences", "step_tokens", "max_request_tokens")
 
 OWN_LIMITS = AdmissionLimits(
     max_sequences=64,
@@ -107,6 +109,15 @@ class FakeSidecar:
         """Sent instead of the state, if set."""
         self.hang = False
         self.redirect = False
+        self.status = 200
+        self.endless = False
+        """A body that goes on to 1 GB."""
+        self.asked = 0
+        self.bytes_sent = 0
+        self.clock_seconds = 0.0
+        """How far this replica's clock is ahead."""
+        self.physical: AdmissionLimits | None = None
+        """What limits are lowered to, as a replica does that has less than it is asked for."""
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
@@ -131,29 +142,58 @@ class FakeSidecar:
         assert self.state is not None
         self.state = self.state.model_copy(update=changes)
 
-    async def _state(self, _: web.Request) -> web.Response:
+    def report(self) -> ReplicaState:
+        """The state as the replica tells it now, by its own clock."""
+        assert self.state is not None
+        return self.state.model_copy(
+            update={
+                "observed_at": time.time() + self.clock_seconds,
+                "limits": self.limits,
+                "drain": self.drain,
+            }
+        )
+
+    async def _state(self, request: web.Request) -> web.StreamResponse:
+        self.asked += 1
         if self.hang:
             await asyncio.sleep(30)
         if self.redirect:
             raise web.HTTPFound("http://127.0.0.1:1/")
+        if self.status != 200:
+            return web.Response(status=self.status, text="no such page")
+        if self.endless:
+            return await self._gigabyte(request)
         if self.raw is not None:
             headers = {"Content-Type": "application/json", **self.raw_headers}
             return web.Response(body=self.raw, headers=headers)
         if self.state is None:
             raise web.HTTPServiceUnavailable
-        state = self.state.model_copy(
-            update={"observed_at": time.time(), "limits": self.limits, "drain": self.drain}
-        )
-        return web.Response(text=state.model_dump_json(), content_type="application/json")
+        return web.Response(text=self.report().model_dump_json(), content_type="application/json")
+
+    async def _gigabyte(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(1024):
+                await response.write(b" " * (1 << 20))
+                self.bytes_sent += 1 << 20
+        return response
 
     async def _put_limits(self, request: web.Request) -> web.Response:
         put = LimitsPut.model_validate(await self._verified(request))
         if put.if_hash not in (None, self.limits.hash):
             return web.Response(status=409, text="hash moved")
         self.limits_puts.append(put.limits)
-        digest = put.limits.content_hash
+        has = self.physical or put.limits
+        lowered = [n for n in CLAMPED if getattr(put.limits, n) > getattr(has, n)]
+        applied = put.limits.model_copy(update={n: getattr(has, n) for n in lowered})
         self.limits = self.limits.model_copy(
-            update={"hash": digest, "applied": put.limits, "requested_hash": digest}
+            update={
+                "hash": applied.content_hash,
+                "applied": applied,
+                "requested_hash": put.limits.content_hash,
+                "clamped": tuple(lowered),
+            }
         )
         return web.Response(text=self.limits.model_dump_json(), content_type="application/json")
 
@@ -173,6 +213,8 @@ class FakeSidecar:
         assert self.state is not None
         if self._public_key is not None:
             token = request.headers["Authorization"].removeprefix("Bearer ")
+            if abs(self.clock_seconds) > tokens.CLOCK_SKEW_SECONDS:
+                raise web.HTTPUnauthorized(text='{"error": {"reason": "TokenInvalid"}}')
             claims = jwt.decode(
                 token,
                 self._public_key,

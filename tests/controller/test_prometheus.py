@@ -1,9 +1,11 @@
 """Prometheus as a source: the same facts as the direct path, and every fault with its name."""
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -26,12 +28,20 @@ from kvscaler_operator.gateways.prometheus import (
     Series,
     queries,
 )
-from kvscaler_operator.scraped import by_pod, replica_state
+from kvscaler_operator.scraped import NOT_SCRAPED, TWO_PROCESSES, by_pod, replica_state
 from kvscaler_sidecar.metrics import StateCollector
 from localcluster.debian import prometheus_2
 from localcluster.steps import ClusterError
 from prometheus_client import CollectorRegistry, generate_latest
 
+from tests.controller.fake_prometheus import (
+    Answer,
+    FakePrometheus,
+    empty,
+    hang,
+    overloaded,
+    vector,
+)
 from tests.controller.sidecars import OWN_LIMITS, make_state
 from tests.controller.world import free_port
 
@@ -110,11 +120,39 @@ class Pages:
         await self._runner.cleanup()
 
     async def _page(self, request: web.Request) -> web.Response:
-        return web.Response(body=page(self.states[request.match_info["pod"]]))
+        pod = request.match_info["pod"]
+        if pod == "mallory":
+            return web.Response(body=claiming("ns", "chat-2", page(MALLORY)))
+        return web.Response(body=page(self.states[pod]))
+
+
+def claiming(namespace: str, pod: str, text: bytes) -> bytes:
+    """A page whose own labels say that it is about another Pod."""
+    labels = f'namespace="{namespace}",pod="{pod}"'
+    lines = []
+    for line in text.decode().splitlines():
+        name, value = line.rsplit(" ", 1)
+        if line.startswith("#"):
+            lines.append(line)
+        elif name.endswith("}"):
+            lines.append(f"{name[:-1]},{labels}}} {value}")
+        else:
+            lines.append(f"{name}{{{labels}}} {value}")
+    return ("\n".join(lines) + "\n").encode()
+
+
+MALLORY = BUSY.model_copy(
+    update={
+        "started_at": BUSY.started_at - 3_600.0,
+        "traffic": BUSY.traffic.model_copy(update={"arrivals": 1_000_000}),
+    }
+)
+Start = Callable[..., str]
+"""`start(port of the pages, more scrape jobs as YAML)` gives the URL."""
 
 
 @pytest.fixture
-def prometheus(tmp_path: Path) -> Iterator[Callable[[int], str]]:
+def prometheus(tmp_path: Path) -> Iterator[Start]:
     """Start a real Prometheus that scrapes the pages at a port; gives its URL."""
     try:
         binary = prometheus_2()
@@ -122,7 +160,7 @@ def prometheus(tmp_path: Path) -> Iterator[Callable[[int], str]]:
         pytest.skip(f"no Prometheus to test with: {error}")
     processes = []
 
-    def start(pages_port: int) -> str:
+    def start(pages_port: int, more: str = "") -> str:
         jobs = "".join(
             f"- job_name: {job}\n"
             f"  metrics_path: /{pod}\n"
@@ -133,7 +171,7 @@ def prometheus(tmp_path: Path) -> Iterator[Callable[[int], str]]:
             for job, pod in (("a", "chat-1"), ("again", "chat-1"), ("b", "chat-2"))
         )
         config = tmp_path / "prometheus.yml"
-        config.write_text(f"global: {{scrape_interval: 1s}}\nscrape_configs:\n{jobs}")
+        config.write_text(f"global: {{scrape_interval: 1s}}\nscrape_configs:\n{jobs}{more}")
         port = free_port()
         processes.append(
             subprocess.Popen(
@@ -155,7 +193,7 @@ def prometheus(tmp_path: Path) -> Iterator[Callable[[int], str]]:
 
 
 async def test_a_real_prometheus_gives_the_facts_of_the_direct_path(
-    prometheus: Callable[[int], str],
+    prometheus: Start,
 ) -> None:
     pages = Pages()
     await pages.start()
@@ -180,7 +218,7 @@ async def test_a_real_prometheus_gives_the_facts_of_the_direct_path(
     ).model_dump(exclude=NOT_EXPORTED)
     assert first.value.executor.compute_dtype == "float32"
     assert isinstance(second, Present)
-    assert stranger == Absent(AbsenceReason.MISSING, "prometheus", "not scraped")
+    assert stranger == Absent(AbsenceReason.MISSING, "prometheus", NOT_SCRAPED)
 
     await pages.stop()
 
@@ -195,53 +233,113 @@ async def test_a_real_prometheus_gives_the_facts_of_the_direct_path(
     gateway.close()
 
 
+async def test_a_restart_between_two_scrapes_is_never_a_mixture(prometheus: Start) -> None:
+    """The first Pod is scraped by two jobs: for a while one has the process before the restart."""
+    pages = Pages()
+    await pages.start()
+    gateway = gateway_for(prometheus(pages.port), breaker=Breaker(threshold=1000))
+    seen: list[Signal[ReplicaState]] = []
+    started = BUSY.started_at + 500.0
+    reborn = BUSY.model_copy(update={"started_at": started, "traffic": TrafficCounters(arrivals=1)})
+
+    async def scraped() -> bool:
+        with contextlib.suppress(PrometheusError):
+            seen[:] = [state_of(await gateway.read_all())]
+        return bool(seen) and isinstance(seen[0], Present)
+
+    async def restarted() -> bool:
+        (found,) = seen[:] = [state_of(await gateway.read_all())]
+        if isinstance(found, Absent):
+            return False
+        arrivals = found.value.traffic.arrivals
+        assert (found.value.started_at, arrivals) in ((BUSY.started_at, 40), (started, 1))
+        return arrivals == 1
+
+    await until(scraped)
+    pages.states["chat-1"] = reborn
+    await until(restarted)
+    await pages.stop()
+    gateway.close()
+
+
+@pytest.mark.parametrize("honored", [False, True])
+async def test_labels_that_a_stranger_exports_steer_nothing(
+    prometheus: Start, honored: bool
+) -> None:
+    pages = Pages()
+    await pages.start()
+    job = (
+        "- job_name: mallory\n"
+        "  metrics_path: /mallory\n"
+        f"  honor_labels: {str(honored).lower()}\n"
+        "  static_configs:\n"
+        f"  - targets: ['127.0.0.1:{pages.port}']\n"
+        "    labels: {namespace: stranger, pod: mallory}\n"
+    )
+    gateway = gateway_for(prometheus(pages.port, job), breaker=Breaker(threshold=1000))
+    seen: list[Signal[ReplicaState]] = []
+
+    async def scraped() -> bool:
+        with contextlib.suppress(PrometheusError):
+            series = await gateway.read_all()
+            stranger = by_pod(series).get(("stranger", "mallory"))
+            seen[:] = [state_of(series, pod) for pod in ("chat-1", "chat-2")]
+            wanted = Absent if honored else Present
+            return (
+                isinstance(seen[0], Present)
+                and isinstance(seen[1], wanted)
+                and (honored or bool(stranger))
+                and "no kvscaler_ready" not in str(seen[1])
+            )
+        return False
+
+    await until(scraped)
+    if honored:
+        assert isinstance(seen[1], Absent)
+        assert (seen[1].reason, seen[1].detail) == (AbsenceReason.MISMATCHED, TWO_PROCESSES)
+    else:
+        assert isinstance(seen[1], Present)
+        assert seen[1].value.traffic.arrivals == 40
+    await pages.stop()
+    gateway.close()
+
+
+async def test_a_metric_that_relabelling_renames_is_not_read_as_zero(prometheus: Start) -> None:
+    pages = Pages()
+    pages.states["chat-3"] = BUSY.model_copy(update={"pod_name": "chat-3"})
+    await pages.start()
+    job = (
+        "- job_name: renamed\n"
+        "  metrics_path: /chat-3\n"
+        "  static_configs:\n"
+        f"  - targets: ['127.0.0.1:{pages.port}']\n"
+        "    labels: {namespace: ns, pod: chat-3}\n"
+        "  metric_relabel_configs:\n"
+        "  - {source_labels: [__name__], regex: kvscaler_requests_arrived_total,"
+        " target_label: __name__, replacement: arrivals}\n"
+    )
+    gateway = gateway_for(prometheus(pages.port, job), breaker=Breaker(threshold=1000))
+    seen: list[Signal[ReplicaState]] = []
+
+    async def scraped() -> bool:
+        with contextlib.suppress(PrometheusError):
+            seen[:] = [state_of(await gateway.read_all(), "chat-3")]
+        return bool(seen) and isinstance(seen[0], Absent) and seen[0].last_seen is not None
+
+    await until(scraped)
+    assert isinstance(seen[0], Absent)
+    assert seen[0].reason is AbsenceReason.PARTIAL
+    assert seen[0].detail == "no series of kvscaler_requests_arrived_total"
+    await pages.stop()
+    gateway.close()
+
+
 def test_the_queries_are_few_and_fixed() -> None:
     made = queries(["blue", "green"])
     assert len(made) <= 20
     assert all('namespace=~"blue|green"' in text for text in made.values())
     assert all("namespace, pod" in text for text in made.values())
     assert max(len(text) for text in made.values()) < 2000
-
-
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class FakePrometheus:
-    """An HTTP API that answers as a test wants."""
-
-    def __init__(self, answer: Answer) -> None:
-        self.answer = answer
-        self.asked = 0
-
-    async def _handle(self, request: web.Request) -> web.StreamResponse:
-        self.asked += 1
-        return await self.answer(request)
-
-    async def __aenter__(self) -> "FakePrometheus":
-        application = web.Application()
-        application.router.add_route("*", "/{path:.*}", self._handle)
-        self._runner = web.AppRunner(application, shutdown_timeout=0.1)
-        await self._runner.setup()
-        port = free_port()
-        await web.TCPSite(self._runner, "127.0.0.1", port).start()
-        self.url = f"http://127.0.0.1:{port}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._runner.cleanup()
-
-
-def vector(*entries: object) -> str:
-    return json.dumps({"status": "success", "data": {"resultType": "vector", "result": entries}})
-
-
-async def empty(_: web.Request) -> web.Response:
-    return web.Response(text=vector())
-
-
-async def hang(_: web.Request) -> web.Response:
-    await asyncio.sleep(60)
-    return web.Response()
 
 
 async def drip(request: web.Request) -> web.StreamResponse:
@@ -253,12 +351,12 @@ async def drip(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def overloaded(_: web.Request) -> web.Response:
-    return web.Response(status=503, text="busy")
-
-
 async def moved(_: web.Request) -> web.Response:
     raise web.HTTPFound("http://127.0.0.1:1/")
+
+
+async def nested(_: web.Request) -> web.Response:
+    return web.Response(text="[" * 200_000)
 
 
 async def garbage(_: web.Request) -> web.Response:
@@ -283,7 +381,9 @@ async def test_an_empty_answer_is_no_error_and_no_value() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [hang, drip, overloaded, moved, garbage, scalar, words], ids=lambda f: f.__name__
+    "answer",
+    [hang, drip, overloaded, moved, garbage, nested, scalar, words],
+    ids=lambda f: f.__name__,
 )
 async def test_every_fault_is_an_error_within_its_time(answer: Answer) -> None:
     async with FakePrometheus(answer) as fake:
@@ -292,6 +392,54 @@ async def test_every_fault_is_an_error_within_its_time(answer: Answer) -> None:
         with pytest.raises(PrometheusError, match="Prometheus default"):
             await gateway.read_all()
         assert time.monotonic() - begun < 10
+        gateway.close()
+
+
+async def test_a_server_that_answers_every_other_time_is_read() -> None:
+    seen: Counter[str] = Counter()
+
+    async def by_turns(request: web.Request) -> web.StreamResponse:
+        seen[request.query["query"]] += 1
+        return await (overloaded if seen[request.query["query"]] % 2 else empty)(request)
+
+    async with FakePrometheus(by_turns) as fake:
+        gateway = gateway_for(fake.url)
+        assert await gateway.read_all() == []
+        gateway.close()
+
+
+@pytest.mark.parametrize("ahead", [-86_400.0, 86_400.0])
+async def test_scrape_times_are_told_by_our_clock(ahead: float) -> None:
+    async with FakePrometheus() as fake:
+        fake.targets = lambda: [("ns", "chat-1", BUSY)]
+        fake.clock_seconds = ahead
+        fake.scrape()
+        fake.scraping = False
+        gateway = gateway_for(fake.url)
+        first, again = state_of(await gateway.read_all()), state_of(await gateway.read_all())
+        assert isinstance(first, Present) and isinstance(again, Present)
+        assert abs(first.time - time.time()) < 10
+        assert again.time == first.time
+        gateway.close()
+
+
+async def test_a_probe_that_is_given_up_is_a_failed_one() -> None:
+    async with FakePrometheus(hang) as fake:
+        breaker = Breaker(threshold=1, pause_seconds=0.01)
+        gateway = gateway_for(fake.url, query_seconds=3.0, breaker=breaker)
+        breaker.failed()
+
+        async def probing() -> bool:
+            reading = asyncio.create_task(gateway.read_all())
+            await asyncio.wait([reading], timeout=0.3)
+            if reading.done():
+                return reading.exception() is None
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            return True
+
+        await until(probing)
+        assert breaker.state is BreakerState.OPEN
         gateway.close()
 
 
@@ -353,8 +501,10 @@ def test_absences_have_their_reasons() -> None:
     assert "kvscaler_requests_running is NaN" in nan.detail
     infinite = absence(scraped, series("numbers-0", "+Inf", __name__="kvscaler_ready"))
     assert infinite.reason is AbsenceReason.NOT_A_NUMBER
-    down = absence(scraped, series(DOWN, "0"))
-    assert down.reason is AbsenceReason.MISSING
+    down = absence(series(DOWN, "0"))
+    assert (down.reason, down.detail) == (AbsenceReason.MISSING, "its scrape fails (up is 0)")
+    # A job that scrapes another port of the Pod in vain says nothing about ours.
+    assert absence(scraped, series(DOWN, "0")).reason is AbsenceReason.PARTIAL
 
 
 def test_what_was_scraped_while_it_was_read_is_of_no_one_time() -> None:

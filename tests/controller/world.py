@@ -124,6 +124,8 @@ class World:
         self.kube: KubeGateway
         self.operator: Operator | None = None
         self.sidecars: dict[str, FakeSidecar] = {}
+        self.prepare: Callable[[FakeSidecar], object] = lambda sidecar: None
+        """Done to each new sidecar before anybody asks it."""
         self.clock: Callable[[], float] = time.time
         """The operator's wall clock."""
         self.task: asyncio.Task[None] | None = None
@@ -354,6 +356,7 @@ class World:
         )
         owner = deployment["metadata"]["ownerReferences"][0]["uid"]
         sidecar.state = make_state(owner, uid_of(pod), name)
+        self.prepare(sidecar)
         if answering:
             await sidecar.start()
         self.sidecars[name] = sidecar

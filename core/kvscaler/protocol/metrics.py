@@ -53,6 +53,7 @@ def _histogram(name: str, path: str, text: str) -> StateMetric:
 
 # Names that queries, dashboards and rules use one by one.
 READY = "kvscaler_ready"
+START_TIME = "kvscaler_start_time_seconds"
 KV_BLOCKS = "kvscaler_kv_blocks"
 KV_BLOCKS_CAPACITY = "kvscaler_kv_blocks_capacity"
 KV_BLOCKS_RESERVED = "kvscaler_kv_blocks_reserved"
@@ -91,7 +92,7 @@ LENGTH_BUCKETS_TOKENS: tuple[float, ...] = tuple(float(2**k) for k in range(18))
 """Upper bounds of the histograms of prompt and output lengths: powers of two up to 131,072."""
 
 STATE_METRICS: tuple[StateMetric, ...] = (
-    _gauge("kvscaler_start_time_seconds", "started_at", "Unix time at which the process started."),
+    _gauge(START_TIME, "started_at", "Unix time at which the process started."),
     _gauge(
         "kvscaler_state_timestamp_seconds",
         "observed_at",

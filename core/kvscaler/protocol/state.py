@@ -184,3 +184,25 @@ class ReplicaState(Message):
     traffic: TrafficCounters = TrafficCounters()
     in_flight: InFlight = InFlight()
     drain: DrainReport = DrainReport()
+
+
+def unreported(state: ReplicaState) -> tuple[str, ...]:
+    """Numbers that a received state did not carry, dotted, and that its defaults read as 0.
+
+    A message type has defaults so that whoever makes one need not name every counter. Whoever
+    reads one must not take what was never sent for no load: a renamed or dropped series, or a
+    sidecar that stopped reporting something. Reasons of refusal are a map and may be none.
+    """
+    missing: list[str] = []
+    for name in ("traffic", "in_flight", "occupancy"):
+        part: Message | None = getattr(state, name)
+        if part is None:
+            continue
+        fields = type(part).model_fields.keys() - part.model_fields_set - {"refused"}
+        missing += [f"{name}.{field}" for field in sorted(fields)]
+    for name in ("time_to_first_token", "time_per_output_token", "queue_wait"):
+        histogram: Histogram = getattr(state.traffic, name)
+        fields = Histogram.model_fields.keys() - histogram.model_fields_set
+        if f"traffic.{name}" not in missing:
+            missing += [f"traffic.{name}.{field}" for field in sorted(fields)]
+    return tuple(missing)

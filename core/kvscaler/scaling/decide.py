@@ -20,7 +20,7 @@ from kvscaler.scaling.history import History
 from kvscaler.scaling.rounding import replicas_for
 from kvscaler.scaling.spec import ScalingSpec
 from kvscaler.scaling.victims import victims
-from kvscaler.traffic.signal import Absent, Signal
+from kvscaler.traffic.signal import Absent, Signal, utc
 from kvscaler.traffic.window import TrafficWindow
 
 TOLERANCE = 0.1
@@ -131,10 +131,11 @@ def _hold(at: _Situation, history: History, held: int) -> Decision:
     lost, bound = at.now - since, at.spec.hold_seconds
     if lost <= bound:
         reason = DecisionReason.HOLDING
-        words = f"holding {held} replicas for {lost:.0f} s of {bound:.0f} s"
+        words = f"holding {held} replicas since {utc(since)}, for at most {bound:.0f} s"
     else:
         reason = DecisionReason.HOLD_EXPIRED
-        words = f"after {lost:.0f} s nothing is decided any more; {held} replicas stay"
+        words = f"for more than {bound:.0f} s since {utc(since)}: nothing is decided any more, and"
+        words += f" {held} replicas stay"
     return _decision(
         at,
         history,

@@ -20,7 +20,7 @@ from kvscaler.traffic.counters import Row
 from kvscaler.traffic.cumulative import Cumulative, Span
 from kvscaler.traffic.lengths import length_statistics
 from kvscaler.traffic.samples import TrafficSample
-from kvscaler.traffic.signal import AbsenceReason, Absent, Present, Signal
+from kvscaler.traffic.signal import AbsenceReason, Absent, Present, Signal, last_seen
 from kvscaler.traffic.window import (
     BUCKET_SECONDS,
     LEVEL_SECONDS,
@@ -51,7 +51,7 @@ class _Reading:
 
     time: float
     started_at: float
-    process_start: float
+    process_start: float | None
     arrivals: float
     refusals: float
     row: Row | None
@@ -74,27 +74,36 @@ class SampleHistory:
     def observe(self, sample: TrafficSample) -> Signal[TrafficSample]:
         """Take a reading, from either path. Gives the reason when it is not taken.
 
-        A reading older than the last one is stale (the slower of two paths), one whose counters
-        ran back within a process is mismatched: about another process than it says.
+        A reading older than the last one, or of a process that another one followed, is stale (the
+        slower of two paths). One whose counters ran back within a process is mismatched: about
+        another process than it says. When they stay there until nothing that was taken is fresh
+        any more, they are a new baseline: else a single wrong number would be the last one taken.
+
+        Only equality of `started_at` counts, never its order: a container that starts again on a
+        node whose clock was corrected is younger than it says.
         """
         if self._watching_since is None:
             self._watching_since = sample.time
         kept = self._readings.get(sample.pod_uid)
         last = kept[-1] if kept else None
-        if last is not None and (sample.time <= last.time or sample.started_at < last.started_at):
+        same = last is not None and sample.started_at == last.started_at
+        followed = not same and any(r.started_at == sample.started_at for r in kept or ())
+        if last is not None and (sample.time <= last.time or followed):
             return Absent(AbsenceReason.STALE, sample.source, "older than the last", last.time)
         try:
             row = Row.of(sample.counters)
         except ValueError as error:
             return Absent(AbsenceReason.MISMATCHED, sample.source, str(error))
-        same = last is not None and sample.started_at == last.started_at
+        start = sample.process_start
         if last is not None and same and arithmetic.ran_back(row, _row(last)):
-            return Absent(
-                AbsenceReason.MISMATCHED,
-                sample.source,
-                f"counters of Pod {sample.pod_uid} ran back without a restart",
-                last.time,
-            )
+            if sample.time - last.time <= MAX_AGE_SECONDS:
+                return Absent(
+                    AbsenceReason.MISMATCHED,
+                    sample.source,
+                    f"counters of Pod {sample.pod_uid} ran back without a restart",
+                    last.time,
+                )
+            kept = last = start = None
         if kept is None:
             kept = self._readings[sample.pod_uid] = []
         if last is not None:
@@ -109,7 +118,7 @@ class SampleHistory:
             _Reading(
                 sample.time,
                 sample.started_at,
-                sample.process_start,
+                start,
                 arithmetic.demand_arrivals(sample.counters),
                 arithmetic.capacity_refusals(sample.counters),
                 row,
@@ -154,10 +163,10 @@ class SampleHistory:
         last = {uid: seen for uid in expected if (seen := self.last_seen(uid)) is not None}
         if not last:
             return Absent(AbsenceReason.MISSING, source, "no ready replica has reported")
-        fresh = {uid: seen for uid, seen in last.items() if now - seen <= max_age_seconds}
+        fresh = {uid: seen for uid, seen in last.items() if abs(now - seen) <= max_age_seconds}
         if not fresh:
             newest = max(last.values())
-            return Absent(AbsenceReason.STALE, source, f"{now - newest:.0f} s old", newest)
+            return Absent(AbsenceReason.STALE, source, last_seen(newest, now), newest)
         time = min(fresh.values())
         return Present(self._window(now, len(fresh) / len(expected), time, fresh), source, time)
 
@@ -218,7 +227,7 @@ class SampleHistory:
         """Start of the reading's process if it began while we were watching."""
         watching = self._watching_since
         start = reading.process_start
-        return start if watching is not None and start >= watching else None
+        return start if watching is not None and start is not None and start >= watching else None
 
     def _spans(self, count: Count, since: float) -> Iterator[list[Span]]:
         """For each replica, spans that reach beyond `since`: counts between successive readings."""
@@ -234,7 +243,8 @@ class SampleHistory:
                     counted = count(later) - count(earlier)
                     spans.append((earlier.time, later.time, max(0.0, counted)))
                 else:
-                    began = min(later.time, max(earlier.time, later.process_start))
+                    start = earlier.time if later.process_start is None else later.process_start
+                    began = min(later.time, max(earlier.time, start))
                     spans.append((began, later.time, count(later)))
             yield spans
 

@@ -10,12 +10,12 @@ class TrafficSample:
     """One reading. `time` is the reader's clock (for Prometheus: the scrape's time).
 
     `process_seconds` is the age of the process by the replica's own clock, so that a skewed clock
-    does not move its start.
+    does not move its start; `None` when that clock was set back since, and nobody knows the age.
     """
 
     pod_uid: str
     started_at: float
-    process_seconds: float
+    process_seconds: float | None
     time: float
     counters: TrafficCounters
     in_flight: InFlight
@@ -26,10 +26,11 @@ class TrafficSample:
         cls, state: ReplicaState, received_at: float, source: str = "direct"
     ) -> "TrafficSample":
         """The reading in a replica's state."""
+        age = state.observed_at - state.started_at
         return cls(
             pod_uid=state.pod_uid,
             started_at=state.started_at,
-            process_seconds=max(0.0, state.observed_at - state.started_at),
+            process_seconds=age if age >= 0 else None,
             time=received_at,
             counters=state.traffic,
             in_flight=state.in_flight,
@@ -37,6 +38,6 @@ class TrafficSample:
         )
 
     @property
-    def process_start(self) -> float:
-        """When the process started, by the reader's clock."""
-        return self.time - self.process_seconds
+    def process_start(self) -> float | None:
+        """When the process started, by the reader's clock, if its age is known."""
+        return None if self.process_seconds is None else self.time - self.process_seconds

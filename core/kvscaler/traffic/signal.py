@@ -7,6 +7,7 @@ have different types: a reader must say what it does with an `Absent` before it 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Generic, TypeAlias, TypeVar
 
@@ -106,8 +107,29 @@ def freshest(*signals: "Signal[T]") -> "Signal[T]":
 
 
 def expire(signal: "Signal[T]", now: float, max_age_seconds: float) -> "Signal[T]":
-    """The signal, or its absence as stale when it is older than `max_age_seconds`."""
-    if isinstance(signal, Absent) or signal.age_seconds(now) <= max_age_seconds:
+    """The signal, or its absence as stale when its time is further than `max_age_seconds` away.
+
+    On either side: a value from the future would never grow old.
+    """
+    if isinstance(signal, Absent) or abs(now - signal.time) <= max_age_seconds:
         return signal
-    age = signal.age_seconds(now)
-    return Absent(AbsenceReason.STALE, signal.source, f"{age:.0f} s old", signal.time)
+    return Absent(AbsenceReason.STALE, signal.source, last_seen(signal.time, now), signal.time)
+
+
+def last_seen(time: float, now: float) -> str:
+    """When something was seen last, for messages.
+
+    As a time and not as an age: a message that grows by itself makes every look at a standing fault
+    news, and is written again and again.
+    """
+    if time > now:
+        return f"stamped {utc(time)}, ahead of our clock"
+    return f"last seen {utc(time)}"
+
+
+def utc(time: float) -> str:
+    """Unix seconds as RFC 3339, to the second; as a number when they are no time of a calendar."""
+    try:
+        return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    except (ValueError, OverflowError, OSError):
+        return f"{time:g} (Unix seconds)"

@@ -16,10 +16,13 @@ class BreakerState(StrEnum):
 
 
 class Breaker:
-    """Opens after `threshold` failures in a row; probes after a pause that doubles up to a cap."""
+    """Opens after `threshold` failures in a row; probes after a pause that doubles up to a cap.
+
+    A probe costs one query, and the cap is the longest that a server which is back goes unseen.
+    """
 
     def __init__(
-        self, threshold: int = 3, pause_seconds: float = 5.0, pause_cap_seconds: float = 60.0
+        self, threshold: int = 3, pause_seconds: float = 5.0, pause_cap_seconds: float = 15.0
     ) -> None:
         self._threshold = threshold
         self._first_pause = pause_seconds

@@ -1,18 +1,22 @@
 """Prometheus, through `prometheus-api-client`, which blocks, waits without end and retries.
 
-So: a small private thread pool, a deadline in the thread and another outside it, no retries, no
-redirects, a bounded answer, and a breaker that also opens when all threads are stuck (a thread in a
-socket call can't be cancelled). One pass makes a fixed set of queries for *all* services.
+So: a small private thread pool, a deadline in the thread and another outside it, no redirects, a
+bounded answer, and a breaker that also opens when all threads are stuck (a thread in a socket call
+can't be cancelled). Only an answer of 502, 503 or 504 is asked again at once: behind a balancer the
+next server may be well, and a pass needs every answer.
+One pass makes a fixed set of queries for *all* services.
 Queries group by the target labels `namespace` and `pod` alone, and take the maximum, so that a
 Pod scraped twice is not counted twice, and a label that a Pod exports steers nothing.
+Scrape times are handed on by our own clock (see `server_clock`).
 """
 
 import asyncio
+import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,9 @@ from prometheus_api_client import PrometheusApiClientException, PrometheusConnec
 from urllib3.util.retry import Retry
 
 from kvscaler_operator.gateways.breaker import Breaker
+from kvscaler_operator.gateways.server_clock import ServerClock, date_of
+
+logger = logging.getLogger(__name__)
 
 THREADS = 4
 CONNECT_SECONDS = 2.0
@@ -30,14 +37,25 @@ QUERY_SECONDS = 4.0
 MAX_ANSWER_BYTES = 64 << 20
 CHUNK_BYTES = 1 << 16
 NAMES_PER_QUERY = 25
+ASK_AGAIN_STATUSES = frozenset({502, 503, 504})
+TRIES = 6
+PAUSE_SECONDS = 0.05
 SCRAPE_TIME = "scrape_time"
+FIRST_START = "first_start"
+"""The earliest start among a Pod's processes; the numbers have the latest."""
 DOWN = "down"
 BUCKETS = "buckets"
 Labels = Mapping[str, str]
+Clocks = tuple[float, float, float]
+"""A server's clock, and ours before and after, in Unix seconds."""
 
 
 class PrometheusError(Exception):
     """A pass over Prometheus failed: nothing of it may be used."""
+
+
+class PrometheusNotAsked(PrometheusError):
+    """No pass was made: the server failed too often, and its pause is not over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +117,9 @@ def queries(namespaces: Sequence[str] = ()) -> dict[str, str]:
     result["drain"] = f"{grouped(names.DRAIN_PHASE, 'phase')} == 1"
     stamp = f"timestamp({names.READY}{braces})"
     result[SCRAPE_TIME] = f"max by (namespace, pod) ({stamp})"
+    result[FIRST_START] = f"min by (namespace, pod) ({names.START_TIME}{braces})"
     pods = 'pod!=""' + (f", {scope}" if scope else "")
-    result[DOWN] = f"max by (namespace, pod) (up{{{pods}}} == 0)"
+    result[DOWN] = f"max by (namespace, pod) (up{{{pods}}}) == 0"
     return result
 
 
@@ -129,12 +148,15 @@ class PrometheusGateway:
         *,
         query_seconds: float = QUERY_SECONDS,
         breaker: Breaker | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._server = server
         self._queries = queries(namespaces)
         self._seconds = query_seconds
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix=f"prometheus-{server.name}")
         self._outstanding: set[Future[Any]] = set()
+        self._clock = clock
+        self.server_clock = ServerClock()
         self.breaker = breaker or Breaker()
 
     def close(self) -> None:
@@ -144,7 +166,9 @@ class PrometheusGateway:
     async def read_all(self) -> list[Series]:
         """All series of one pass; raises `PrometheusError` when any query fails."""
         if not self.breaker.allows():
-            raise PrometheusError(f"{self._what}: not asked, as it failed before (breaker is open)")
+            raise PrometheusNotAsked(
+                f"{self._what}: not asked, as it failed before (breaker is open)"
+            )
         try:
             self._outstanding = {f for f in self._outstanding if not f.done()}
             if len(self._outstanding) >= THREADS:
@@ -158,12 +182,28 @@ class PrometheusGateway:
             rest = await asyncio.gather(
                 *(self._ask(n, query) for n, query in self._queries.items() if n != SCRAPE_TIME)
             )
-            answers = [first, *rest, await self._ask(SCRAPE_TIME, stamp)]
-        except PrometheusError:
+            looks = _lasting(first, await self._ask(SCRAPE_TIME, stamp))
+        except BaseException:
+            # Whatever ended it, a probe that is never accounted for would shut the breaker for good.
             self.breaker.failed()
             raise
         self.breaker.succeeded()
-        return [series for answer in answers for series in answer]
+        offset = self.server_clock.news()
+        if offset is not None:
+            logger.warning(
+                "%s: its clock is %.0f s ahead of ours; allowed for", self._what, -offset
+            )
+        stamps = [self._on_our_clock(series) for look in looks for series in look]
+        return [series for answer in (*rest, stamps) for series in answer]
+
+    def _on_our_clock(self, series: Series) -> Series:
+        offset = self.server_clock.offset_seconds
+        if not offset:
+            return series
+        try:
+            return replace(series, value=str(float(series.value) + offset))
+        except ValueError:
+            return series
 
     @property
     def _what(self) -> str:
@@ -175,20 +215,29 @@ class PrometheusGateway:
         self._outstanding.add(future)
         try:
             async with asyncio.timeout(rounds * self._seconds + 1.0):
-                return await asyncio.shield(asyncio.wrap_future(future))
+                answer, seen = await asyncio.shield(asyncio.wrap_future(future))
         except TimeoutError as error:
             future.cancel()
             raise PrometheusError(f"{self._what}: query {name} got no answer in time") from error
         except (requests.RequestException, PrometheusApiClientException) as error:
-            raise PrometheusError(f"{self._what}: {str(error)[:300]}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise PrometheusError(f"{self._what}: no such answer as expected: {error!r}") from error
+            raise PrometheusError(f"{self._what}: {_cause(error)}") from error
+        except PrometheusError:
+            raise
+        except Exception as error:
+            # What JSON of any shape makes the client do, to the end of the interpreter's stack.
+            cause = repr(error)[:300]
+            raise PrometheusError(f"{self._what}: no such answer as expected: {cause}") from error
+        if seen is not None:
+            self.server_clock.compare(*seen)
+        return answer
 
-    def _series(self, name: str, query: str) -> list[Series]:
+    def _series(self, name: str, query: str) -> tuple[list[Series], Clocks | None]:
         """Ask, and take the answer apart, in a thread: with a thousand Pods it has many series."""
-        return _series(name, self._query(query), self._what)
+        answer, seen = self._query(query)
+        return _series(name, answer, self._what), seen
 
-    def _query(self, query: str) -> Any:
+    def _query(self, query: str) -> tuple[Any, Clocks | None]:
+        """The client's answer, and the server's clock with ours before and after."""
         headers = dict(self._server.headers or {})
         if self._server.bearer_token_file is not None:
             try:
@@ -209,7 +258,10 @@ class PrometheusGateway:
                 retry=Retry(total=0, redirect=False),
                 timeout=(CONNECT_SECONDS, self._seconds),
             )
-            return client.custom_query(query)
+            before = self._clock()
+            answer = client.custom_query(query)
+            date = session.date
+            return answer, None if date is None else (date, before, self._clock())
 
 
 class _BoundedSession(requests.Session):
@@ -218,12 +270,21 @@ class _BoundedSession(requests.Session):
     def __init__(self, seconds: float) -> None:
         super().__init__()
         self._seconds = seconds
+        self.date: float | None = None
+        """Unix seconds of the last answer's `Date`."""
 
     def request(self, *args: Any, **kwargs: Any) -> requests.Response:
         """As `requests` does, but read here, within the bounds."""
         kwargs.update(stream=True, allow_redirects=False)
         deadline = time.monotonic() + self._seconds
         response = super().request(*args, **kwargs)
+        for again in range(1, TRIES):
+            if response.status_code not in ASK_AGAIN_STATUSES or time.monotonic() > deadline:
+                break
+            response.close()
+            time.sleep(again * PAUSE_SECONDS)
+            response = super().request(*args, **kwargs)
+        self.date = date_of(response.headers.get("Date"))
         body = bytearray()
         for chunk in response.iter_content(CHUNK_BYTES):
             body += chunk
@@ -235,6 +296,33 @@ class _BoundedSession(requests.Session):
                 raise requests.Timeout(f"answer took longer than {self._seconds:g} s")
         response._content = bytes(body)
         return response
+
+
+def _lasting(*looks: list[Series]) -> list[list[Series]]:
+    """The scrape times of Pods that each look has: one that came or went meanwhile was read in
+    part, and counts as not scraped."""
+    known = set.intersection(*({_pod(series) for series in look} for look in looks))
+    return [[series for series in look if _pod(series) in known] for look in looks]
+
+
+def _pod(series: Series) -> tuple[str | None, str | None]:
+    return series.labels.get("namespace"), series.labels.get("pod")
+
+
+def _cause(error: Exception) -> str:
+    """What is behind an error of the client's layers, without the query's text and the addresses of
+    objects, which differ each time and bury the cause."""
+    while True:
+        inner = getattr(error, "reason", None)
+        if not isinstance(inner, Exception):
+            inner = next((a for a in error.args if isinstance(a, Exception)), None)
+        if inner is None:
+            break
+        error = inner
+    words = " ".join(str(a) for a in error.args) if error.args else type(error).__name__
+    return re.sub(
+        r"<[\w.]+ object at 0x[0-9a-f]+>:? ?|^HTTPS?Connection(Pool)?\([^)]*\): ", "", words
+    )[:300]
 
 
 def _series(query: str, answer: Any, what: str) -> list[Series]:

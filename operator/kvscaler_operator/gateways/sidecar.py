@@ -16,7 +16,7 @@ from typing import TypeVar
 import aiohttp
 from kvscaler.protocol.drain import DrainPut, DrainReport
 from kvscaler.protocol.limits import LimitsPut, LimitsReport, Message
-from kvscaler.protocol.state import ReplicaState
+from kvscaler.protocol.state import ReplicaState, unreported
 from kvscaler.protocol.tokens import DRAIN_PATH, LIMITS_PATH
 from pydantic import ValidationError
 
@@ -39,6 +39,7 @@ class Fault(StrEnum):
     TOO_LARGE = "too-large"
     MALFORMED = "malformed"
     NOT_A_NUMBER = "not-a-number"
+    PARTIAL = "partial"
     MISMATCHED = "mismatched"
     CONFLICT = "conflict"
     NO_KEY = "no-key"
@@ -98,6 +99,13 @@ class SidecarGateway:
                 Fault.MISMATCHED,
                 f"{endpoint.pod_name} at {endpoint.ip} answered as Pod {state.pod_uid} of service "
                 f"{state.service_uid}, not as {endpoint.pod_uid} of {endpoint.service_uid}",
+            )
+        missing = unreported(state)
+        if missing:
+            raise SidecarError(
+                Fault.PARTIAL,
+                f"{endpoint.pod_name} at {endpoint.ip} does not report {', '.join(missing[:3])}"
+                + (f" and {len(missing) - 3} more numbers" if len(missing) > 3 else ""),
             )
         return state
 

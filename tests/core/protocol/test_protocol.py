@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from kvscaler.protocol import tokens
 from kvscaler.protocol.limits import AdmissionLimits, ChargePolicy
 from kvscaler.protocol.refusals import CAPACITY_REASONS, STATUS_OF, RefusalReason
+from kvscaler.protocol.state import ReplicaState, unreported
 from pydantic import ValidationError
 
 FIELDS = {
@@ -57,3 +58,43 @@ def test_each_admin_request_needs_one_right_and_others_do_not_exist():
 @given(st.binary(), st.binary())
 def test_body_hash_tells_bodies_apart(one, other):
     assert (tokens.body_hash(one) == tokens.body_hash(other)) == (one == other)
+
+
+STATE = {
+    "service_uid": "s", "service_name": "chat", "pod_uid": "p", "pod_name": "chat-1",
+    "started_at": 1.0, "observed_at": 2.0, "ready": True,
+    "executor": {"type": "Torch", "device": "cpu", "compute_dtype": "f", "kv_dtype": "f"},
+    "model": {"uri": "u", "served_names": ["chat"], "digest": "d"},
+    "occupancy": dict.fromkeys(
+        ("capacity_blocks", "referenced_blocks", "reserved_blocks", "cached_blocks", "free_blocks",
+         "running_requests", "waiting_requests", "waiting_tokens", "waiting_blocks"), 1),
+}  # fmt: skip
+
+
+def test_what_a_sender_says_in_full_is_all_reported():
+    full = ReplicaState.model_validate(STATE | {"traffic": {}, "in_flight": {}})
+    assert unreported(ReplicaState.model_validate_json(full.model_dump_json())) == ()
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "path"),
+    [
+        ("traffic", "arrivals", "traffic.arrivals"),
+        ("traffic", "queue_wait", "traffic.queue_wait"),
+        ("in_flight", "generated_tokens", "in_flight.generated_tokens"),
+        ("occupancy", "waiting_blocks", "occupancy.waiting_blocks"),
+    ],
+)
+def test_a_number_that_was_not_sent_is_not_read_as_zero(part, field, path):
+    sent = ReplicaState.model_validate(STATE).model_dump(mode="json")
+    del sent[part][field]
+    assert unreported(ReplicaState.model_validate(sent)) == (path,)
+    del sent[part]
+    if part != "occupancy":
+        assert path in unreported(ReplicaState.model_validate(sent))
+
+
+def test_a_histogram_without_its_sum_is_not_read_as_one_of_no_time():
+    sent = ReplicaState.model_validate(STATE).model_dump(mode="json")
+    del sent["traffic"]["queue_wait"]["sum_seconds"]
+    assert unreported(ReplicaState.model_validate(sent)) == ("traffic.queue_wait.sum_seconds",)

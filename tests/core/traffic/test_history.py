@@ -2,7 +2,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvscaler.protocol.refusals import RefusalReason
-from kvscaler.protocol.state import InFlight, TrafficCounters
+from kvscaler.protocol.state import (
+    ExecutorReport,
+    InFlight,
+    ModelReport,
+    ReplicaState,
+    TrafficCounters,
+)
 from kvscaler.traffic import AbsenceReason, Absent, Present, SampleHistory, TrafficSample
 from kvscaler.traffic.window import RECENT_SECONDS
 
@@ -216,3 +222,79 @@ def test_a_histogram_with_other_buckets_is_mismatched_and_leaves_no_trace():
     assert taken.reason is AbsenceReason.MISMATCHED
     assert "queue_wait has 3 counts instead of 25" in taken.detail
     assert history.last_seen("a") is None
+
+
+def test_a_container_that_starts_again_under_a_corrected_clock_is_news() -> None:
+    """The node's clock was a day ahead; the next process says that it started a day earlier."""
+    history = SampleHistory()
+    day = 86_400.0
+    for t in (100.0, 101.0):
+        history.observe(
+            TrafficSample("a", day, t, t, TrafficCounters(arrivals=50), InFlight(), "d")
+        )
+    next_one = TrafficSample("a", 102.0, 1.0, 103.0, TrafficCounters(arrivals=3), InFlight(), "d")
+    assert isinstance(history.observe(next_one), Present)
+    assert window(history, 103.0, "a").arrivals_short.count == pytest.approx(3)
+
+
+def test_a_late_reading_of_the_process_before_is_stale_and_counts_nothing() -> None:
+    history = SampleHistory()
+    steady(history, "a", 0.0, 50.0, 2.0)
+    history.observe(sample("a", 52.0, 2, started=51.0))
+    late = history.observe(sample("a", 52.5, 102))
+    assert isinstance(late, Absent)
+    assert late.reason is AbsenceReason.STALE
+    history.observe(sample("a", 60.0, 18, started=51.0))
+    assert window(history, 60.0, "a").arrivals_level.count == pytest.approx(2.0 * 35 + 18, abs=1)
+
+
+def test_a_clock_set_back_makes_no_news_of_old_counts() -> None:
+    """Its age is not known, so what it had counted when it was first seen is a baseline."""
+    state = make_state_with_clock(
+        started_at=1_000.0, observed_at=1_000.0 - 86_400.0, arrivals=50_000
+    )
+    history = SampleHistory()
+    history.observe(TrafficSample.from_state(state, 5_000.0))
+    history.observe(TrafficSample.from_state(with_arrivals(state, 50_010), 5_010.0))
+    assert window(history, 5_010.0, "a").arrivals_level.count == pytest.approx(10)
+
+
+def test_counters_that_stay_behind_are_a_new_baseline_once_nothing_is_fresh() -> None:
+    history = SampleHistory()
+    steady(history, "a", 0.0, 50.0, 2.0)
+    for t in range(51, 71):
+        refused = history.observe(sample("a", float(t), 10 + t))
+        assert isinstance(refused, Absent)
+        assert refused.reason is AbsenceReason.MISMATCHED
+    assert isinstance(history.observe(sample("a", 71.0, 81)), Present)
+    for t in range(72, 90):
+        assert isinstance(history.observe(sample("a", float(t), 10 + t)), Present)
+    assert window(history, 89.0, "a").arrivals_short.per_second == pytest.approx(1.0, rel=0.1)
+
+
+def test_a_reading_from_the_future_is_no_fresh_one() -> None:
+    history = SampleHistory()
+    steady(history, "a", 1_000.0, 1_050.0, 2.0)
+    found = history.window(500.0, ["a"])
+    assert isinstance(found, Absent)
+    assert found.reason is AbsenceReason.STALE
+    assert "ahead of our clock" in found.detail
+
+
+def make_state_with_clock(started_at: float, observed_at: float, arrivals: int) -> ReplicaState:
+    return ReplicaState(
+        service_uid="s",
+        service_name="s",
+        pod_uid="a",
+        pod_name="a",
+        started_at=started_at,
+        observed_at=observed_at,
+        ready=True,
+        executor=ExecutorReport(type="t", device="cpu", compute_dtype="f", kv_dtype="f"),
+        model=ModelReport(uri="u", served_names=("s",), digest="d"),
+        traffic=TrafficCounters(arrivals=arrivals),
+    )
+
+
+def with_arrivals(state: ReplicaState, arrivals: int) -> ReplicaState:
+    return state.model_copy(update={"traffic": TrafficCounters(arrivals=arrivals)})

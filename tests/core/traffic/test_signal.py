@@ -67,5 +67,22 @@ def test_freshest_prefers_the_newer_path_and_any_value_to_none():
 def test_a_value_expires_and_remembers_when_it_was_seen():
     signal = Present(4, "direct", 100.0)
     assert expire(signal, 110.0, 10.0) is signal
-    assert expire(signal, 111.0, 10.0) == Absent(AbsenceReason.STALE, "direct", "11 s old", 100.0)
+    assert expire(signal, 111.0, 10.0) == Absent(
+        AbsenceReason.STALE, "direct", "last seen 1970-01-01T00:01:40Z", 100.0
+    )
     assert expire(MISSING, 111.0, 10.0) is MISSING
+
+
+def test_a_value_from_the_future_is_no_fresh_one():
+    ahead = expire(Present(4, "prometheus", 200.0), 111.0, 10.0)
+    words = "stamped 1970-01-01T00:03:20Z, ahead of our clock"
+    assert ahead == Absent(AbsenceReason.STALE, "prometheus", words, 200.0)
+    little = Present(4, "prometheus", 112.0)
+    assert expire(little, 111.0, 10.0) is little
+
+
+@pytest.mark.parametrize("time", [-1e30, -1.0, 0.0, 1e12, 1e30])
+def test_a_time_of_no_calendar_is_said_all_the_same(time):
+    stale = expire(Present(4, "prometheus", time), 1e6, 10.0)
+    assert isinstance(stale, Absent)
+    assert stale.detail.startswith(("last seen", "stamped"))
