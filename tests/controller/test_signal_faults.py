@@ -185,8 +185,9 @@ async def test_prometheus(well: Scene, fault: PrometheusFault, faults: Faults) -
     with faults.row(f"Prometheus {fault.name}") as row:
         await fault.make(well)
         row.strike()
-        alone = await holds(well.alone, fault.alone, fault.says)
-        beside = await holds(well.beside, fault.beside, "")
+        alone, beside = await asyncio.gather(
+            holds(well.alone, fault.alone, fault.says), holds(well.beside, fault.beside, "")
+        )
         users = (await asyncio.gather(*(unmoved(world) for world in watched)))[0]
         # What is said at last is what was said all along.
         assert await holds(well.alone, fault.alone, fault.says) == alone
@@ -205,8 +206,9 @@ async def test_sidecar(well: Scene, fault: SidecarFault, faults: Faults) -> None
     with faults.row(f"one of {MANY} sidecars {fault.name}") as row:
         await fault.make(well)
         row.strike()
-        direct = await holds(well.direct, fault.direct, fault.says)
-        beside = await holds(well.beside, fault.beside, "")
+        direct, beside = await asyncio.gather(
+            holds(well.direct, fault.direct, fault.says), holds(well.beside, fault.beside, "")
+        )
         users = (await asyncio.gather(*(unmoved(world) for world in watched)))[0]
         others = [s for w in watched for s in w.sidecars.values() if s not in well.victims()]
         assert [len(s.limits_puts) for s in others] == [puts[id(s)] for s in others]
