@@ -27,7 +27,8 @@ _NO_ANSWER = Absent(AbsenceReason.MISSING, "replicas", "no answer yet")
 
 @dataclass(frozen=True, slots=True)
 class PathFault:
-    """What is wrong with a way to observe replicas. `other` is said while the other one works."""
+    """What is wrong with a way to observe replicas. `other` is said while the other one works;
+    empty when there is none."""
 
     reason: Reason
     words: str
@@ -47,7 +48,7 @@ def path_faults(
     direct = SignalPath.DIRECT in signals.paths
     prometheus = SignalPath.PROMETHEUS in signals.paths
     if prometheus:
-        other = "replicas are asked directly" if direct else "there is no other path"
+        other = "replicas are asked directly" if direct else ""
         health = signals.health.get(f"{SignalPath.PROMETHEUS}/{server}")
         words = ""
         if server in configured:
@@ -104,13 +105,14 @@ def signals_fresh(
             message = f"{len(absent)} of {len(serving)} ready replicas are not observed: {words}"
             return Verdict(False, Reason.METRICS_PARTIAL, message)
         reason = REASON_OF_ABSENCE[_gravest(absent.values())]
-        if path_faults and reason in (Reason.METRICS_MISSING, Reason.METRICS_STALE):
+        only = next((fault for fault in path_faults if not fault.other), None)
+        if only is not None and reason in (Reason.METRICS_MISSING, Reason.METRICS_STALE):
             # Nothing is wrong with what was said: nobody says anything.
-            reason = path_faults[0].reason
+            reason = only.reason
         return Verdict(False, reason, f"no replica is observed: {words}")
     if path_faults:
         fault = path_faults[0]
-        return Verdict(True, fault.reason, f"{fault.words}; {fault.other}")
+        return Verdict(True, fault.reason, f"{fault.words}; {fault.other or 'there is no other path'}")
     return Verdict(True, Reason.FRESH, "all ready replicas are observed")
 
 
