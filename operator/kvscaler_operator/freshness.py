@@ -112,7 +112,9 @@ def signals_fresh(
         return Verdict(False, reason, f"no replica is observed: {words}")
     if path_faults:
         fault = path_faults[0]
-        return Verdict(True, fault.reason, f"{fault.words}; {fault.other or 'there is no other path'}")
+        return Verdict(
+            True, fault.reason, f"{fault.words}; {fault.other or 'there is no other path'}"
+        )
     return Verdict(True, Reason.FRESH, "all ready replicas are observed")
 
 

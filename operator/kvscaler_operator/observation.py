@@ -145,7 +145,7 @@ class Observers:
             found = await asyncio.to_thread(by_pod, await server.read_all())
         except PrometheusNotAsked:
             # What it failed with before is still the cause.
-            self._metrics.signal_pass(path, failed=True)
+            self._metrics.signal_pass(path, loop.time() - begun, failed=True)
             return
         except PrometheusError as error:
             if not was_down:
