@@ -67,9 +67,9 @@ def test_what_is_exact(body: Any, prompts: tuple[int, ...], output: int, choices
 
 
 def test_texts_are_charged_by_their_bytes_until_something_is_learned() -> None:
-    assert charged({"prompt": "é" * 10, "max_tokens": 1}).prompts == (20 + TEMPLATE_TOKENS,)
+    assert charged({"prompt": "é" * 10, "max_tokens": 1}).prompts == (20 + MESSAGE_TOKENS,)
     made = charged({"prompt": ["a", "bc"], "max_tokens": 1})
-    assert made.prompts == (1 + TEMPLATE_TOKENS, 2 + TEMPLATE_TOKENS)
+    assert made.prompts == (1 + MESSAGE_TOKENS, 2 + MESSAGE_TOKENS)
     assert made.text_bytes is None, "one usage tells nothing of each"
     chat = charged({"messages": [{"role": "user", "content": "hey"}], "max_tokens": 1})
     assert chat.prompts == (len("rolecontentuserhey") + TEMPLATE_TOKENS + MESSAGE_TOKENS,)
@@ -96,6 +96,8 @@ def test_a_request_that_names_no_length_gets_the_engines_or_all_there_is() -> No
         (b"[" * 100_000, ChargeBasis.UNREADABLE_BODY),
         (b"\xff\xfe", ChargeBasis.UNREADABLE_BODY),
         (b'{"max_tokens": 1}', ChargeBasis.UNREADABLE_BODY),
+        # A few bytes each, and a hundred when parsed.
+        (b'{"prompt": [' + b"[]," * 300_000 + b"[]]}", ChargeBasis.UNREADABLE_BODY),
         (b'{"prompt": "x", "max_tokens": ' + b"9" * 5000 + b"}", ChargeBasis.UNREADABLE_BODY),
         (
             {"messages": [{"role": "user", "content": [IMAGE]}], "max_tokens": 1},

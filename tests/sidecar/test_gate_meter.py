@@ -58,6 +58,19 @@ def test_usage_in_each_event_counts_output_too() -> None:
     assert meter.usage == Usage(4, 6)
 
 
+def test_usage_that_comes_in_parts_is_put_together() -> None:
+    """Anthropic's streams tell the prompt in the first event and the output in the last."""
+    meter = Meter(SSE, None)
+    meter.feed(
+        events(
+            {"type": "message_start", "message": {"usage": {"input_tokens": 9}}},
+            {"type": "content_block_delta", "delta": {"text": "hi"}},
+            {"type": "message_delta", "usage": {"output_tokens": 4}},
+        )
+    )
+    assert meter.usage == Usage(9, 4)
+
+
 def test_an_error_in_the_stream_is_one_and_the_word_in_a_text_is_not() -> None:
     meter = Meter(SSE, None)
     meter.feed(events(chat(content='"error": {"usage": {"prompt_tokens": 1}}')))

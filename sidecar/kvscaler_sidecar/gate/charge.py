@@ -17,8 +17,11 @@ from kvscaler.engine.token_estimate import TEMPLATE_TOKENS, ChargeBasis, Learned
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 MESSAGE_TOKENS = 16
-"""What a chat template is taken to add to each message, at most."""
+"""What is taken to be added to each message or plain prompt, at most."""
 NUMBER_BYTES = 8
+MAX_PARTS = 200_000
+"""Brackets, braces and commas of a body that is looked into: each may take a hundred times its bytes
+once parsed, and a prompt of token ids has one for each."""
 
 
 class Work(StrEnum):
@@ -89,6 +92,8 @@ UNKNOWN_ENDPOINT = Asked((), ChargeBasis.UNKNOWN_ENDPOINT)
 
 def read_body(body: bytes) -> Asked:
     """What a JSON body asks for; never raises for what is in it."""
+    if sum(body.count(mark) for mark in (b"[", b"{", b",")) > MAX_PARTS:
+        return UNREADABLE
     try:
         data = json.loads(body)
     except (ValueError, RecursionError):
@@ -107,12 +112,16 @@ def read_body(body: bytes) -> Asked:
         return Asked(exact, ChargeBasis.EXACT, 0, output, choices, streams)
     if "messages" not in data and len(given) == 1 and _is_list_of_texts(given[0]):
         sizes = tuple(len(text.encode(errors="replace")) for text in given[0])
-        return Asked(sizes, None, TEMPLATE_TOKENS, output, choices, streams)
+        return Asked(sizes, None, MESSAGE_TOKENS, output, choices, streams)
     size = _text_bytes(given)
     if size is None:
         return Asked((), ChargeBasis.UNKNOWN_CONTENT, 0, output, choices, streams)
     messages = data.get("messages")
-    added = TEMPLATE_TOKENS + MESSAGE_TOKENS * (len(messages) if isinstance(messages, list) else 0)
+    added = MESSAGE_TOKENS
+    if messages is not None:
+        added = TEMPLATE_TOKENS + MESSAGE_TOKENS * (
+            len(messages) if isinstance(messages, list) else 1
+        )
     return Asked((size,), None, added, output, choices, streams)
 
 

@@ -81,7 +81,7 @@ class Meter:
             self.output_tokens += 1
 
     def _find_usage(self, data: bytes) -> bool:
-        """Whether there is a usage; the last one counts."""
+        """Whether there is a usage; of what several tell, the last counts."""
         places = [found.end() for found in _USAGE.finditer(data)]
         if not places:
             return False
@@ -92,10 +92,12 @@ class Meter:
             return False
         if not isinstance(value, dict):
             return False
-        self.usage = Usage(
-            _first_count(value, "prompt_tokens", "input_tokens"),
-            _first_count(value, "completion_tokens", "output_tokens"),
-        )
+        prompt = _first_count(value, "prompt_tokens", "input_tokens")
+        output = _first_count(value, "completion_tokens", "output_tokens")
+        if self.usage is not None:
+            prompt = self.usage.prompt_tokens if prompt is None else prompt
+            output = self.usage.output_tokens if output is None else output
+        self.usage = Usage(prompt, output)
         return True
 
     @staticmethod
