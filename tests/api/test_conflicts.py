@@ -17,6 +17,7 @@ FREE_SETTINGS = {
     "threads",
     "drain_linger_seconds",
     "max_body_bytes",
+    "max_connections",
     "log_level",
     "termination_log",
 }
