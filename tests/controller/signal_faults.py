@@ -167,7 +167,7 @@ def every_second_pod(scene: Scene) -> fake.Edit:
 
 
 def every_second_name(_: Scene) -> fake.Edit:
-    return fake.without(lambda s: s.name.startswith("kvscaler_") and len(s.name) % 2 == 0)
+    return fake.without(lambda s: s.name.startswith("kvscaler_") and len(s.name) % 2 == 1)
 
 
 def twice(_: Scene) -> fake.Edit:
