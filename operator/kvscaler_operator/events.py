@@ -108,6 +108,8 @@ class EventRecorder:
             key, document = await self._pending.get()
             try:
                 await self._post(key, document)
+            except NotFoundError:
+                pass  # its namespace is going, and takes the object of the event along
             except KubeError as error:
                 logger.warning("An event was not posted: %s", error)
             finally:

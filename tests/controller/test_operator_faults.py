@@ -1,6 +1,7 @@
 """What happens to the operator itself: restarted at peak, its clock set back, its Pods gone mad."""
 
 import asyncio
+import logging
 import time
 from typing import Any
 
@@ -137,3 +138,23 @@ async def test_a_rollout_at_steady_load_moves_no_target(world: World) -> None:
     for sidecar in world.sidecars.values():
         load(sidecar, 0)
     assert await lowest_for(world, 2.0) == grown
+
+
+async def test_a_namespace_that_is_being_deleted_gets_nothing_new_and_no_complaint(
+    world: World, server: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    await ready_service(world, scaling=PATIENT)
+    events = len(await world.events())
+    # No controller empties it here, so that it stays in this state.
+    server.kubectl("delete", "namespace", world.namespace, "--wait=false")
+    server.kubectl("delete", "service", "chat", "-n", world.namespace)
+    assert world.operator is not None
+    caplog.set_level(logging.INFO, "kvscaler_operator")
+
+    async def tried() -> bool:
+        return any("being terminated" in record.message for record in caplog.records)
+
+    await world.eventually(tried)
+    assert [r.message for r in caplog.records if r.levelname in ("WARNING", "ERROR")] == []
+    assert (await world.condition("Ready"))["reason"] == "ReplicasReady"
+    assert len(await world.events()) == events

@@ -25,6 +25,8 @@ APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 LIST_PAGE_OBJECTS = 100
 """A page is parsed in one go, in which the event loop stands still: ten milliseconds, not fifty."""
+TERMINATING = b"NamespaceTerminating"
+"""Cause of a refusal to create anything in a namespace that is being deleted."""
 PATIENCE_CAP_SECONDS = 120.0
 """No answer of a server keeps us from asking again for longer than this."""
 UNACKNOWLEDGED_SECONDS = 5.0
@@ -41,7 +43,7 @@ class KubeError(Exception):
 
 
 class NotFoundError(KubeError):
-    """404: the object is not there (any more)."""
+    """404, or 403 in a namespace that is being deleted: the object is gone, or going."""
 
 
 class ConflictError(KubeError):
@@ -340,6 +342,8 @@ def _error(status: int, raw: bytes, headers: Mapping[str, str], what: str) -> Ku
         422: InvalidError,
     }
     kind = kinds.get(status, UnavailableError if status == 429 or status >= 500 else KubeError)
+    if status == 403 and TERMINATING in raw:
+        kind = NotFoundError
     error = kind(status, reason, message, what)
     if isinstance(error, UnavailableError):
         wait = headers.get("Retry-After", "")
