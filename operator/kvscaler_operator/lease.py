@@ -20,6 +20,8 @@ from kvscaler_operator.resources import LEASES, Object
 
 logger = logging.getLogger(__name__)
 
+CONFLICT_TRIES = 2
+
 
 class LeaseLostError(Exception):
     """The Lease could not be renewed in time: someone else may act now."""
@@ -118,6 +120,14 @@ class LeaseElector:
         return renewed
 
     async def _acquire_or_renew(self) -> bool:
+        """One try; a write that conflicts is looked at anew at once, as a whole try later might be
+        too late and meet the next conflict."""
+        for _ in range(CONFLICT_TRIES):
+            with contextlib.suppress(ConflictError):
+                return await self._write_if_free()
+        return False
+
+    async def _write_if_free(self) -> bool:
         try:
             lease = await self._kube.get(LEASES, self._namespace, self._name)
         except NotFoundError:
@@ -128,10 +138,7 @@ class LeaseElector:
             lease
         ):
             return False
-        try:
-            await self._kube.replace(LEASES, self._document(lease), limited=False)
-        except ConflictError:
-            return False
+        await self._kube.replace(LEASES, self._document(lease), limited=False)
         return True
 
     def _expired(self, lease: Object) -> bool:

@@ -151,7 +151,8 @@ class FaultyServer:
                     await response.write(chunk)
             finally:
                 self._watches.pop(response, None)
-            await response.write_eof()
+            with suppress(ConnectionError):  # a client that has gone needs no end
+                await response.write_eof()
             return response
 
     async def _pass(self, request: web.Request) -> None:
