@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import ROOT, Figure, arguments, progress, report
-from kv_truth_rows import GIB, Case, ModelNotUnderstood, case_of, left_out, read
+from kv_truth_rows import GIB, Case, ModelNotUnderstood, case_of, given_outright, left_out, read
 from kvscaler import hardware
 from kvscaler.budget import BudgetUnknown, KVBudget, UnknownEngine, compute_budget
 from kvscaler.budget.profiles import VllmProfile
@@ -224,7 +224,7 @@ def _given_card(case: Case, budget: KVBudget, results: Results) -> None:
     kv_bytes = implied_kv_bytes(case, budget)
     if not case.row.get("error_case") and not budget.fit.fits:
         results.false_calls.append(case.row["id"])
-    if kv_bytes is None:
+    if kv_bytes is None or given_outright(case.row) is not None:
         return
     ours, usual = float(budget.kv_bytes), naive_kv_bytes(case, budget)
     low, high = budget.kv_low_bytes / GIB, budget.kv_high_bytes / GIB

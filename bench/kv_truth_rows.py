@@ -171,6 +171,13 @@ def case_of(row: Mapping[str, Any], config: Mapping[str, Any]) -> Case:
     return Case(row, model, profile, _settings(row, model), device, stated)
 
 
+def given_outright(row: Mapping[str, Any]) -> int | None:
+    """The pool that the flag `kv_cache_memory_bytes` asked for, where a row says that it was used."""
+    if "kv_cache_memory_bytes override" in (row.get("note") or ""):
+        return round(row["printed"]["kv_gib"] * GIB)
+    return None
+
+
 def _settings(row: Mapping[str, Any], model: ModelArchitecture) -> EngineSettings:
     speculative = row.get("speculative") or {}
     draft = int(model.facts.get("mtp_num_hidden_layers") or 0) or int(
@@ -195,7 +202,8 @@ def _settings(row: Mapping[str, Any], model: ModelArchitecture) -> EngineSetting
         draft_layers=draft if uses_mtp else 0,
         prefix_caching=row.get("prefix_caching"),
         cuda_graphs=False if row.get("enforce_eager") else None,
+        kv_cache_bytes=given_outright(row),
     )
 
 
-__all__ = ["Case", "ModelNotUnderstood", "case_of", "left_out", "read"]
+__all__ = ["GIB", "Case", "ModelNotUnderstood", "case_of", "given_outright", "left_out", "read"]

@@ -3,6 +3,7 @@
 from kvscaler.models.architecture import ModelArchitecture
 from kvscaler.models.dtypes import canonical_dtype, dtype_bytes
 from kvscaler.models.errors import ModelNotUnderstood, UnknownModel
+from kvscaler.models.files import read_model
 from kvscaler.models.inline import inline_architecture, inline_group
 from kvscaler.models.layers import LayerGroup, LayerKind, RecurrentState
 from kvscaler.models.quantization import Quantization
@@ -21,4 +22,5 @@ __all__ = [
     "dtype_bytes",
     "inline_architecture",
     "inline_group",
+    "read_model",
 ]

@@ -117,7 +117,8 @@ class ModelArchitecture:
         computed = rank_bytes(kinds, self.quantization, dtype, split)
         if self.stored_bytes is None:
             return computed
-        whole = total_bytes(self.tensors, self.quantization, dtype)
+        # Files hold prediction layers too, in the checkpoint's own type.
+        whole = total_bytes(self.tensors + self.draft, self.quantization, self.native_dtype)
         return round(computed * self.stored_bytes / max(1, whole))
 
     def rank_expert_bytes(self, dtype: str, tensor: int) -> int:

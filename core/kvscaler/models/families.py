@@ -168,6 +168,7 @@ FAMILIES: Mapping[str, Family] = {
     "mimo_v2_flash": Family(
         experts=True, windows=Windows.LISTED, defaults={"first_k_dense_replace": 1}
     ),
+    "minimax_m2": Family(experts=True, head_norms=True),
     "minimax_m3": Family(experts=True, head_norms=True),
     "nemotron-nas": _LLAMA,
     "cohere": Family(tied=True, norms=1),
@@ -233,6 +234,8 @@ ALIASES: Mapping[str, str] = {
     "kimi_k25": "kimi_k2",
     "kimi_vl": "deepseek_v3",
     "deepseek_v3_2": "deepseek_v32",
+    "mimo": "qwen2",
+    "minimax_m3_vl": "minimax_m3",
     "pixtral": "mistral",
     "refinedwebmodel": "falcon",
     "refinedweb": "falcon",

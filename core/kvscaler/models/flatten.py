@@ -116,17 +116,33 @@ def extra_facts(
         facts["quantization"] = quantization.name
         if quantization.skips:
             facts["quantization_skips"] = ";".join(quantization.skips)[:3000]
-    blocks = config.get("block_configs")
-    if isinstance(blocks, list):
-        facts.update(_block_runs(config, blocks, fields))
     for name in ("block_kv_heads", "block_intermediate"):
         if isinstance(config.get(name), str):
             facts[name] = config[name]
     return facts
 
 
-def _block_runs(config: Mapping[str, Any], blocks: list[Any], fields: Fields) -> dict[str, str]:
+def listed_facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Layers that a configuration lists under another name, and their number if only listed."""
+    facts: dict[str, Any] = {}
+    pattern = config.get("hybrid_layer_pattern")  # MiMo: 1 a windowed layer, 0 a full one
+    if isinstance(pattern, list) and not config.get("layer_types"):
+        names = {0: "full_attention", 1: "sliding_attention"}
+        facts["layer_types"] = [
+            names.get(item, "unknown") if isinstance(item, int) else "unknown" for item in pattern
+        ]
+    for name in ("layer_types", "layers_block_type"):
+        kinds = config.get(name)
+        if isinstance(kinds, list) and config.get("num_hidden_layers") is None:
+            facts["num_hidden_layers"] = len(kinds)
+    return facts
+
+
+def block_facts(config: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     """Nemotron-NAS: each layer has its own KV heads and feed-forward width, or none."""
+    blocks = config.get("block_configs")
+    if not isinstance(blocks, list):
+        return {}
     heads = config.get("num_attention_heads")
     hidden = config.get("hidden_size")
     kv_heads: list[int] = []
@@ -142,9 +158,11 @@ def _block_runs(config: Mapping[str, Any], blocks: list[Any], fields: Fields) ->
             width = 0 if forward.get("no_op") else int(2 * float(multiplier or 0) * hidden / 3)
             inners.append(-(-width // 256) * 256)
     except (TypeError, KeyError, ValueError, AttributeError, ZeroDivisionError) as error:
-        fields.problems.append(f"block_configs can't be read: {error!s:.80}")
+        problems.append(f"block_configs can't be read: {error!s:.80}")
         return {}
     return {
+        "num_key_value_heads": max(kv_heads, default=1) or 1,
+        "intermediate_size": max(inners, default=1) or 1,
         "block_kv_heads": write_runs(read_runs(kv_heads)),
         "block_intermediate": write_runs(read_runs(inners)),
     }

@@ -7,7 +7,7 @@ from kvscaler.models.fields import Fields, shown
 from kvscaler.models.layers import LayerGroup, LayerKind, RecurrentState
 from kvscaler.models.runs import count_of
 
-_FULL = ("full_attention", "attention", "full", "global")
+_FULL = ("full_attention", "attention", "full", "global", "deepseek_sparse_attention")
 _SLIDING = ("sliding_attention", "sliding", "local", "swa")
 _CHUNKED = ("chunked_attention",)
 _RECURRENT = ("linear_attention", "mamba", "mamba2", "recurrent", "kda")
@@ -28,6 +28,9 @@ def layer_counts(fields: Fields, model_type: str, family: Family, layers: int) -
     """How many of `layers` are of which kind; faults go to `fields.problems`."""
     if model_type == "deepseek_v4":
         return Counts(full=layers)
+    if heads := fields.runs("block_kv_heads"):
+        full = layers - count_of(heads, "0")
+        return Counts(full=full, other=layers - full)
     if pattern := fields.text("hybrid_override_pattern", "layers_block_type_pattern"):
         return _by_letters(fields, pattern, layers)
     if runs := fields.runs("layer_types", "layer_types_counts", "layers_block_type"):

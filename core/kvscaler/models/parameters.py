@@ -6,6 +6,7 @@ from kvscaler.models.families import Family
 from kvscaler.models.fields import Fields
 from kvscaler.models.kinds import Counts
 from kvscaler.models.recurrent_weights import recurrent_tensors
+from kvscaler.models.runs import count_of
 from kvscaler.models.tensors import Shard, Stage, TensorKind
 from kvscaler.models.vision import vision_parameters
 
@@ -259,6 +260,8 @@ def sparse_layers(fields: Fields, shapes: Shapes) -> int:
     layers = shapes.layers
     if pattern := fields.text("hybrid_override_pattern"):
         return pattern.count("E")
+    if listed := count_of(fields.runs("layers_block_type"), "moe"):
+        return listed
     if shapes.model_type == "jamba":
         period, offset = (
             fields.integer("expert_layer_period"),
@@ -276,6 +279,8 @@ def _dense_layers(fields: Fields, family: Family, shapes: Shapes, sparse: int) -
     """Layers with a dense feed-forward."""
     if pattern := fields.text("hybrid_override_pattern"):
         return pattern.count("-")
+    if count_of(fields.runs("layers_block_type"), "moe"):
+        return count_of(fields.runs("layers_block_type"), "mlp")
     if fields.flag("enable_moe_block") or (sparse and shapes.model_type == "gemma4_text"):
         return shapes.layers
     return shapes.layers - sparse

@@ -8,7 +8,14 @@ from kvscaler.models.dtypes import canonical_dtype
 from kvscaler.models.errors import ModelNotUnderstood
 from kvscaler.models.families import FAMILIES, Family, Windows
 from kvscaler.models.fields import Fields, shown
-from kvscaler.models.flatten import extra_facts, family_name, quantization_of, text_model
+from kvscaler.models.flatten import (
+    block_facts,
+    extra_facts,
+    family_name,
+    listed_facts,
+    quantization_of,
+    text_model,
+)
 from kvscaler.models.kinds import Counts, groups_of, layer_counts
 from kvscaler.models.layers import LayerGroup, LayerKind, RecurrentState
 from kvscaler.models.parameters import Shapes, sparse_layers, tensor_kinds
@@ -26,6 +33,7 @@ def parse(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
         known = ", ".join(sorted(FAMILIES))
         problems.append(f"model_type {shown(model_type or 'is missing')} is not one of {known}")
         family = Family()
+    text |= listed_facts(text) | block_facts(text, problems)
     fields = Fields(text, family.defaults)
     fields.problems = problems
     quantization = _quantization(fields, text)

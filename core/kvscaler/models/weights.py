@@ -25,13 +25,16 @@ def kind_bytes_per_element(
     """Bytes of one element of `kind` as it lies in device memory.
 
     Embeddings, heads, routers and vision towers stay in 16 bits in every common checkpoint; other
-    matrices follow the scheme unless it lists them as skipped.
+    matrices follow the scheme unless it lists them as skipped. Prediction layers are quantized along
+    in fp8 checkpoints only.
     """
     if quantization is None:
         return float(element_bytes)
     if quantization.whole_file:
         return quantization.bytes_per_weight
-    if not kind.linear or kind.name in ("head", "vision", "draft"):
+    if not kind.linear or kind.name in ("head", "vision"):
+        return float(element_bytes)
+    if kind.name == "draft" and quantization.name != "fp8":
         return float(element_bytes)
     if skipped(kind.path, quantization.skips):
         return float(element_bytes)

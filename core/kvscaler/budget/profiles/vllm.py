@@ -67,7 +67,8 @@ class VllmProfile:
         """V0 without chunked prefill profiles a prompt of the whole context."""
         if self.version < defaults.V1_DEFAULT:
             context = settings.max_context_tokens or model.max_context_tokens
-            return context if context <= 32_768 else 512
+            chunk = 512 if self.version < defaults.LARGER_CHUNK else 2048
+            return context if context <= 32_768 else chunk
         return defaults.step_tokens(accelerator, self.version, settings.offline)
 
     def usable_bytes(

@@ -16,6 +16,8 @@ V1_DEFAULT = Version(0, 8, 0)
 """From here on the V1 engine is what runs; before it V0."""
 MEASURED_BY_TORCH = Version(0, 6, 4)
 """From here on the profiling run's peak is read from torch's allocator."""
+LARGER_CHUNK = Version(0, 7, 0)
+"""V0 prefills long contexts in chunks of 512 tokens, of 2,048 from here on."""
 GRAPHS_COUNTED = Version(0, 21, 0)
 """From here on the estimate of CUDA-graph memory is taken from the KV cache, and a pool prints
 `concurrency * max_model_len` tokens instead of its blocks' tokens."""

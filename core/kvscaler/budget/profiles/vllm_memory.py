@@ -33,13 +33,13 @@ seven models (llm-d-planner, docs/empirical-vllm-memory-results.md: 38.4-39.6)."
 IN_PLACE_SAMPLER = Constant(14.0, 13.5, 16.0)
 """Bytes per logit without a sort: 2 (bf16 logits) + 4 (fp32 copy) + 4 (probabilities) + 4 (noise).
 `v1/sample/ops/topk_topp_sampler.py`, `forward_native` after `apply_top_k_top_p_triton`."""
-V0_SAMPLER = Constant(40.0, 38.3, 41.5)
+V0_SAMPLER = Constant(39.3, 38.3, 41.5)
 """V0 profiles with top-k and top-p set, so it sorts too, on the driver rank alone (`worker/model_runner.py`,
 `profile_run`; 41.2 in the log of pull request 10511)."""
 
 FORWARD_HIDDEN = Constant(6.0, 3.0, 9.0)
-"""Copies of the hidden state that live at the peak of a layer: residual, normed input, attention's
-query and output, all-reduce buffers."""
+"""Copies of the hidden state that live at the peak of a layer: residual, normed input and all-reduce
+buffers in full, attention's query, values and output divided among ranks; half of each."""
 V0_FORWARD_HIDDEN = Constant(3.0, 2.0, 5.0)
 """The same in V0: 2.9 between two contexts of one log (issue 10517)."""
 VISION_PATCH_BYTES = Constant(10.0, 5.0, 20.0)
@@ -51,23 +51,25 @@ VISION_PATCHES = 65_536
 """Patches of the largest image or video of Qwen-VL-type processors (16,384 tokens after merging)."""
 
 NON_TORCH = {
-    1: Constant(0.15 * GIB, 0.02 * GIB, 0.45 * GIB),
-    2: Constant(0.55 * GIB, 0.15 * GIB, 1.45 * GIB),
-    4: Constant(0.65 * GIB, 0.25 * GIB, 1.60 * GIB),
+    1: Constant(0.15 * GIB, 0.02 * GIB, 0.60 * GIB),
+    2: Constant(0.60 * GIB, 0.15 * GIB, 1.40 * GIB),
+    4: Constant(1.00 * GIB, 0.25 * GIB, 1.90 * GIB),
 }
 """Context, libraries and NCCL by tensor-parallel size: printed 0.02-0.25 at one rank, 0.17-0.75 at
-two and four (vllm issues 10517, 13061; MapCoder vllm.log; jupiter-glm52 server.out)."""
+two and four (vllm issues 10517, 13061; MapCoder vllm.log; jupiter-glm52 server.out). Logs that print
+only the KV size leave up to 1.4 GiB at two and 0.3 to 2.3 at four and eight ranks over NVLink."""
 PCIE_NON_TORCH = Constant(0.25 * GIB, 0.08 * GIB, 0.75 * GIB)
 """Several ranks over PCIe: no custom all-reduce, small NCCL buffers (0.16-0.25 on T4 and RTX 4090)."""
 SMALL_CARD_BYTES = 40 * GIB
 """Cards below this have no NVLink worth the name."""
-V0_NON_TORCH = Constant(0.35 * GIB, 0.1 * GIB, 0.8 * GIB)
-"""V0 on one rank (issue 10517: 0.35)."""
-OLD_NON_TORCH = Constant(0.9 * GIB, 0.2 * GIB, 1.6 * GIB)
+V0_NON_TORCH = Constant(0.35 * GIB, 0.1 * GIB, 1.8 * GIB)
+"""V0 on one rank (0.35 in issue 10517, 1.79 in pull request 10511)."""
+OLD_NON_TORCH = Constant(0.9 * GIB, 0.1 * GIB, 2.6 * GIB)
 """Before 0.6.4 the peak was read from the device's free memory, with torch's fragments and the
 context in it (`worker/worker.py`, `determine_num_available_blocks`)."""
-UNIFIED_NON_TORCH = Constant(2.6 * GIB, 1.2 * GIB, 4.2 * GIB)
-"""On unified memory free memory is the host's, so the process itself and the page cache count."""
+UNIFIED_NON_TORCH = Constant(2.5 * GIB, 1.2 * GIB, 4.4 * GIB)
+"""On unified memory free memory is the host's, so the process itself and the page cache count: 1.9 to
+4.3 GiB are left over in eight logs of GB10 machines."""
 
 GRAPH_BASE = Constant(0.04 * GIB, 0.02 * GIB, 0.1 * GIB)
 GRAPH_EACH = Constant(0.011 * GIB, 0.003 * GIB, 0.02 * GIB)
@@ -167,7 +169,7 @@ def forward_pass(
         inner = max(inner, model.experts_per_token * both)
     tokens = settings.step_tokens * element
     sizes = [
-        int(tokens * (inner + copies * model.hidden_size))
+        int(tokens * (inner + copies * (0.5 + 0.5 / tensor) * model.hidden_size))
         for copies in (hidden.value, hidden.low, hidden.high)
     ]
     return sizes[0], sizes[1], sizes[2], f"forward pass of {settings.step_tokens} tokens"
