@@ -31,6 +31,7 @@ class Door:
     in_service: int = 0
     gone: int = 0
     answer_bytes: int = 3
+    in_parts: bool = True
     reads_bodies: bool = False
     port: int = 0
 
@@ -42,9 +43,12 @@ class Door:
                 await talk.read_body(1_000_000)
             await self.gate.wait()
             await talk.start(200, [])
-            for _ in range(0, self.answer_bytes, 65_536):
-                await talk.write(b"x" * min(self.answer_bytes, 65_536))
-            await talk.write(b"", more=False)
+            if not self.in_parts:
+                await talk.write(b"x" * self.answer_bytes, more=False)
+            else:
+                for _ in range(0, self.answer_bytes, 65_536):
+                    await talk.write(b"x" * min(self.answer_bytes, 65_536))
+                await talk.write(b"", more=False)
             self.served += 1
         except Refusal as refusal:
             await talk.refuse(refusal)
@@ -296,3 +300,17 @@ async def test_who_does_not_read_is_cut(monkeypatch: pytest.MonkeyPatch) -> None
         async with door.connect(GET):
             await eventually(lambda: door.gone == 1)
         assert door.in_service == 0
+
+
+async def test_a_long_answer_that_ends_its_connection_is_read_to_its_end() -> None:
+    """It is written at once and read over a while; a draining replica answers so."""
+    closing = GET[:-2] + b"Connection: close\r\n\r\n"
+    async with listening(SHORT) as door:
+        door.answer_bytes, door.in_parts = 3_000_000, False
+        async with door.connect(closing) as (reader, _):
+            got = await asyncio.wait_for(reader.read(65_536), 20)
+            await eventually(lambda: door.served == 1)
+            await asyncio.sleep(5 * SHORT.linger_seconds)  # slow, but within `UNREAD_SECONDS`
+            got += await all_of(reader)
+    assert got.count(b"x") == 3_000_000
+    assert got.endswith(b"0\r\n\r\n")

@@ -225,11 +225,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.transport.is_closing():
-            self._set_deadline(self._limits.linger_seconds)
-            return
-        if self.in_service:
-            return
+        if self.transport.is_closing() or self.in_service:
+            return  # what is written is being read; the kernel ends it when that stops
         self._waits_since = self.loop.time()
         if self._in_message:
             self._unset_keepalive_if_required()
