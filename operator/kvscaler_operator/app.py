@@ -166,7 +166,7 @@ class Operator:
         tasks: dict[str, Coroutine[Any, Any, None]] = {
             "events": events.run(),
             "heartbeat": self.health.run_heartbeat(self.machinery.lagged),
-            "forget": self._forget_pods(writers),
+            "forget": self._forget_pods(writers, sidecars),
             "watches": run_watches(settings, api, self.sink.take),
             "work": self._work(workers, relist, observers),
             "relist": relist.run(settings.relist_seconds),
@@ -215,11 +215,13 @@ class Operator:
         self.health.readiness["first-pass"] = lambda: _unseen(expected - workers.done)
         await workers.run(self.settings.workers)
 
-    async def _forget_pods(self, writers: Writers) -> None:
+    async def _forget_pods(self, writers: Writers, sidecars: SidecarGateway) -> None:
         """Memory of Pods and children lives as long as they do."""
         while True:
             await asyncio.sleep(self.settings.relist_seconds)
-            pods = {uid_of(pod) for pod in self.caches[PODS].all()}
+            known = self.caches[PODS].all()
+            pods = {uid_of(pod) for pod in known}
+            sidecars.keep({(pod.get("status") or {}).get("podIP") or "" for pod in known})
             writers.drainer.keep(pods)
             writers.limits.keep(pods)
             self.signals.keep_services({uid_of(o) for o in self.caches[INFERENCE_SERVICES].all()})

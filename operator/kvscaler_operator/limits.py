@@ -57,9 +57,19 @@ class LimitsWriter:
         wanted: AdmissionLimits,
     ) -> LimitsOutcome:
         """Give `wanted` to each replica that says it has others. `replicas` are those ready."""
-        outcomes = await asyncio.gather(
-            *(self._one(service_uid, r, states.get(r.uid), wanted) for r in replicas)
+        known = [self._known(r, states.get(r.uid), wanted) for r in replicas]
+        told = iter(
+            await asyncio.gather(
+                *(
+                    self._tell(service_uid, r, report, wanted)
+                    for r, report in zip(replicas, known, strict=True)
+                    if isinstance(report, LimitsReport)
+                )
+            )
+            if any(isinstance(report, LimitsReport) for report in known)
+            else ()
         )
+        outcomes = [next(told) if isinstance(one, LimitsReport) else one for one in known]
         named = list(zip(replicas, outcomes, strict=True))
         return LimitsOutcome(
             applied=tuple(r.name for r, (kind, _) in named if kind in ("applied", "changed")),
@@ -69,13 +79,10 @@ class LimitsWriter:
             problem=next((words for _, (_, words) in named if words), ""),
         )
 
-    async def _one(
-        self,
-        service_uid: str,
-        replica: Replica,
-        signal: Signal[ReplicaState] | None,
-        wanted: AdmissionLimits,
-    ) -> tuple[str, str]:
+    def _known(
+        self, replica: Replica, signal: Signal[ReplicaState] | None, wanted: AdmissionLimits
+    ) -> tuple[str, str] | LimitsReport:
+        """How a replica stands to the limits; its own report of others that it has yet."""
         if not isinstance(signal, Present) or signal.value.limits is None:
             return "pending", f"{replica.name} does not report its limits"
         report = self._newest(replica, signal.value.limits)
@@ -83,6 +90,11 @@ class LimitsWriter:
             if report.clamped or report.requested_hash not in (None, report.hash):
                 return "clamped", _clamped(replica, report)
             return "applied", ""
+        return report
+
+    async def _tell(
+        self, service_uid: str, replica: Replica, report: LimitsReport, wanted: AdmissionLimits
+    ) -> tuple[str, str]:
         endpoint = self._endpoint(service_uid, replica)
         if endpoint is None:
             return "pending", f"{replica.name} has no address"

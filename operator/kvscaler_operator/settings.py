@@ -108,7 +108,7 @@ class Settings:
     image_pull_policy: str = _setting(
         _choice("Always", "IfNotPresent", "Never"), "pull policy of that image", "IfNotPresent"
     )
-    workers: int = _setting(_count, "services reconciled at a time", 4)
+    workers: int = _setting(_count, "services reconciled at a time", 16)
     writes_per_second: float = _setting(_seconds, "average rate of writes to the API server", 50.0)
     state_port: int = _setting(_port, "port of a replica's /state", 9090)
     admin_port: int = _setting(_port, "port of a replica's admin API", 9443)

@@ -20,6 +20,7 @@ from kvscaler.protocol.state import ReplicaState, unreported
 from kvscaler.protocol.tokens import DRAIN_PATH, LIMITS_PATH
 from pydantic import ValidationError
 
+from kvscaler_operator.gateways.plain_http import PlainClient
 from kvscaler_operator.keys import KeyFileError, SigningKey
 
 M = TypeVar("M", bound=Message)
@@ -77,22 +78,25 @@ class SidecarGateway:
         self,
         signing_key: Callable[[], SigningKey],
         *,
-        concurrency: int = 64,
+        concurrency: int = 128,
         timeout_seconds: float = 1.0,
     ) -> None:
         self._signing_key = signing_key
         self._slots = asyncio.Semaphore(concurrency)
+        self._seconds = timeout_seconds
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        self._plain = PlainClient(STATE_PATH, MAX_ANSWER_BYTES)
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
         """Close the connections."""
+        self._plain.close()
         if self._session is not None:
             await self._session.close()
 
     async def state(self, endpoint: Endpoint) -> ReplicaState:
         """What the replica says about itself; raises `SidecarError`."""
-        raw = await self._request("GET", endpoint.url(endpoint.state_port, STATE_PATH))
+        raw = await self._state(endpoint)
         state = _parse(ReplicaState, raw, endpoint)
         if (state.service_uid, state.pod_uid) != (endpoint.service_uid, endpoint.pod_uid):
             raise SidecarError(
@@ -108,6 +112,23 @@ class SidecarGateway:
                 + (f" and {len(missing) - 3} more numbers" if len(missing) > 3 else ""),
             )
         return state
+
+    async def _state(self, endpoint: Endpoint) -> bytes:
+        """The body of the answer, by the plain client if the answer is a plain one."""
+        try:
+            async with self._slots:
+                body = await self._plain.get(endpoint.ip, endpoint.state_port, self._seconds)
+        except (TimeoutError, OSError) as error:
+            raise self._silent(
+                "GET", endpoint.url(endpoint.state_port, STATE_PATH), error
+            ) from error
+        if body is not None:
+            return body
+        return await self._request("GET", endpoint.url(endpoint.state_port, STATE_PATH))
+
+    def keep(self, ips: set[str]) -> None:
+        """Close the connections to Pods that are gone."""
+        self._plain.forget(ips)
 
     async def put_limits(self, endpoint: Endpoint, put: LimitsPut) -> LimitsReport:
         """Give the replica limits; raises `SidecarError`, with `CONFLICT` when its hash moved."""
@@ -164,13 +185,15 @@ class SidecarGateway:
                 raw = await _read_bounded(response, url)
                 _check_status(response.status, raw, method, url)
                 return raw
-        except TimeoutError as error:
-            raise SidecarError(
-                Fault.TIMEOUT, f"{method} {url} gave no answer within {self._timeout.total:g} s"
-            ) from error
-        except (aiohttp.ClientError, OSError) as error:
-            cause = str(error) or type(error).__name__
-            raise SidecarError(Fault.UNREACHABLE, f"{method} {url}: {cause}") from error
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise self._silent(method, url, error) from error
+
+    def _silent(self, method: str, url: str, error: Exception) -> SidecarError:
+        if isinstance(error, TimeoutError):
+            words = f"{method} {url} gave no answer within {self._seconds:g} s"
+            return SidecarError(Fault.TIMEOUT, words)
+        cause = str(error) or type(error).__name__
+        return SidecarError(Fault.UNREACHABLE, f"{method} {url}: {cause}")
 
 
 async def _read_bounded(response: aiohttp.ClientResponse, url: str) -> bytes:
