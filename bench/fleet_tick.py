@@ -57,6 +57,7 @@ FLAGS = ("--writes-per-second", "200", "--lease-duration-seconds", "60")
 
 PASS = "kvscaler_signal_pass_duration_seconds"
 LAG = "kvscaler_event_loop_lag_seconds"
+BUSY = "kvscaler_event_loop_busy_seconds"
 WAIT = "workqueue_queue_duration_seconds"
 RECONCILE = "controller_runtime_reconcile_time_seconds"
 RELIST = "kvscaler_relist_duration_seconds"
@@ -84,7 +85,8 @@ class Findings:
     reconciles_per_second: float = 0.0
     spikes: list[float | None] = field(default_factory=list)
     lag: Histogram = field(default_factory=lambda: Histogram({}, 0.0))
-    lag_at_start: Histogram = field(default_factory=lambda: Histogram({}, 0.0))
+    busy: Histogram = field(default_factory=lambda: Histogram({}, 0.0))
+    busy_at_start: Histogram = field(default_factory=lambda: Histogram({}, 0.0))
     relist: Histogram = field(default_factory=lambda: Histogram({}, 0.0))
     prometheus_passes: Histogram = field(default_factory=lambda: Histogram({}, 0.0))
     prometheus_failed: float = 0.0
@@ -144,7 +146,8 @@ async def churn(world: World, findings: Findings, seconds: float) -> None:
     """Watch a fleet that is busy everywhere."""
     page, before = await look(world)
     first, counts = before, await world.control()
-    lag, prometheus = page.histogram(LAG), page.histogram(PASS, path="prometheus/default")
+    lag, busy = page.histogram(LAG), page.histogram(BUSY)
+    prometheus = page.histogram(PASS, path="prometheus/default")
     failed = page.total("kvscaler_signal_passes_total", path="prometheus/default", outcome="failed")
     asked, wrote = await _queries(world), _writes(page)
     ends = time.monotonic() + seconds
@@ -172,6 +175,7 @@ async def churn(world: World, findings: Findings, seconds: float) -> None:
     findings.reconcile_mean_seconds = done.mean or 0.0
     findings.reconciles_per_second = done.count / elapsed
     findings.lag = page.histogram(LAG).since(lag)
+    findings.busy = page.histogram(BUSY).since(busy)
     findings.relist = page.histogram(RELIST)
     findings.prometheus_passes = page.histogram(PASS, path="prometheus/default").since(prometheus)
     findings.prometheus_failed = (
@@ -241,7 +245,7 @@ async def measure(services: int, minutes: float) -> Findings:
         findings.filled_seconds = time.monotonic() - begun
         progress(f"  filled after {findings.filled_seconds:.0f} s")
         page, _ = await look(world)
-        findings.lag_at_start = page.histogram(LAG)
+        findings.busy_at_start = page.histogram(BUSY)
         await churn(world, findings, 60.0 * minutes)
         for number in range(SPIKES):
             name = f"s{(number * 37 + 11) % services:03d}"
@@ -256,10 +260,9 @@ async def measure(services: int, minutes: float) -> Findings:
         findings.restart_seconds = await world.until_ready(120)
         progress(f"  first full pass {findings.restart_seconds:.1f} s after the start")
         page = Page(await world.metrics())
-        restarted = page.histogram(LAG)
-        first = findings.lag_at_start.highest or 0.0
-        if (restarted.highest or 0.0) > first:
-            findings.lag_at_start = restarted
+        restarted = page.histogram(BUSY)
+        if (restarted.highest or 0.0) > (findings.busy_at_start.highest or 0.0):
+            findings.busy_at_start = restarted
         world.keep_log("operator", ROOT / "build" / "fleet_tick")
     return findings
 
@@ -276,15 +279,15 @@ def figures(found: Findings) -> list[Figure]:
     spikes = [seconds for seconds in found.spikes if seconds is not None]
     slowest = max(spikes) if spikes and len(spikes) == len(found.spikes) else None
     queries = None if found.queries_per_pass is None else round(found.queries_per_pass, 1)
-    bound = "upper bound of the histogram's bucket; the heartbeat beats every 20 ms"
+    bound = "the loop's own processor time, upper bound of the bucket; a beat every 20 ms"
     return [
         Figure("tick", statistics.median(found.ticks), "s", "<= 2", "<= 0.5", why="median"),
         Figure("tick_slowest", max(found.ticks), "s", "<= 2", why="slowest second"),
         Figure("prometheus_queries_per_pass", queries, "1", "<= 20"),
         Figure("operator_memory", round(found.peak_bytes / MIB), "MiB", "<= 400", "<= 200",
                why="peak of the resident set"),
-        Figure("loop_blocked", found.lag.highest, "s", "<= 0.1", why=bound),
-        Figure("loop_blocked_at_start", found.lag_at_start.highest, "s", "<= 0.1",
+        Figure("loop_blocked", found.busy.highest, "s", "<= 0.1", why=bound),
+        Figure("loop_blocked_at_start", found.busy_at_start.highest, "s", "<= 0.1",
                why=f"while 200 services are made, and at a restart; {bound}"),
         Figure("spike_to_patch", slowest, "s", "<= 5", "<= 2", why=f"slowest of {SPIKES}"),
         Figure("relist", found.relist.highest, "s", "<= 20", why="slowest; bucket's upper bound"),
@@ -305,7 +308,8 @@ def _detail(found: Findings, options: Any) -> dict[str, Any]:
         "reconcile_mean_seconds": found.reconcile_mean_seconds,
         "reconciles_per_second": round(found.reconciles_per_second, 1),
         "loop_lag": _table(found.lag),
-        "loop_lag_at_start": _table(found.lag_at_start),
+        "loop_busy": _table(found.busy),
+        "loop_busy_at_start": _table(found.busy_at_start),
         "prometheus_pass": _table(found.prometheus_passes),
         "prometheus_passes_failed": found.prometheus_failed,
         "relist_mean_seconds": found.relist.mean,

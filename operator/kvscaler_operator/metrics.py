@@ -138,6 +138,12 @@ class MachineryMetrics:
             buckets=LAG_BUCKETS_SECONDS,
             registry=registry,
         )
+        self._busy = Histogram(
+            "kvscaler_event_loop_busy_seconds",
+            "The part of that lag in which the loop itself was on a processor.",
+            buckets=LAG_BUCKETS_SECONDS,
+            registry=registry,
+        )
         for counter in ("success", "error", "requeue_after"):
             self._reconciles.labels(CONTROLLER, counter)
 
@@ -178,9 +184,10 @@ class MachineryMetrics:
         """One list of every kind has been compared."""
         self._relist_seconds.observe(seconds)
 
-    def lagged(self, seconds: float) -> None:
-        """The event loop woke its heartbeat so late."""
+    def lagged(self, seconds: float, busy_seconds: float) -> None:
+        """The event loop woke its heartbeat so late, by its own work for so long."""
         self._lag.observe(seconds)
+        self._busy.observe(busy_seconds)
 
     def answer(self, path: str, outcome: str) -> None:
         """One replica answered on a path, or did not."""

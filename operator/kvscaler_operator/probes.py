@@ -6,6 +6,7 @@ first full pass over all services.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -28,14 +29,17 @@ class Health:
     lag_seconds: float = 0.0
     """How late the last heartbeat was: time in which the loop ran something else."""
 
-    async def run_heartbeat(self, lagged: Callable[[float], None] = lambda _: None) -> None:
-        """Beat until cancelled; tells `lagged` how late each beat was."""
+    async def run_heartbeat(
+        self, lagged: Callable[[float, float], None] = lambda _lag, _busy: None
+    ) -> None:
+        """Beat until cancelled; tells `lagged` how late each beat was, and how much of that the
+        loop's own thread was on a processor: the rest is a machine that is busy with others."""
         loop = asyncio.get_running_loop()
         while True:
-            due = loop.time() + HEARTBEAT_SECONDS
+            due, worked = loop.time() + HEARTBEAT_SECONDS, time.thread_time()
             await asyncio.sleep(HEARTBEAT_SECONDS)
             self.lag_seconds = max(0.0, loop.time() - due)
-            lagged(self.lag_seconds)
+            lagged(self.lag_seconds, min(self.lag_seconds, time.thread_time() - worked))
 
     def faults(self, checks: dict[str, Check]) -> dict[str, str]:
         """Failing checks with their words."""
