@@ -61,7 +61,7 @@ class LimitsWriter:
         told = iter(
             await asyncio.gather(
                 *(
-                    self._tell(service_uid, r, report, wanted)
+                    self._tell(service_uid, r, report, wanted, states.get(r.uid))
                     for r, report in zip(replicas, known, strict=True)
                     if isinstance(report, LimitsReport)
                 )
@@ -93,7 +93,12 @@ class LimitsWriter:
         return report
 
     async def _tell(
-        self, service_uid: str, replica: Replica, report: LimitsReport, wanted: AdmissionLimits
+        self,
+        service_uid: str,
+        replica: Replica,
+        report: LimitsReport,
+        wanted: AdmissionLimits,
+        signal: Signal[ReplicaState] | None,
     ) -> tuple[str, str]:
         endpoint = self._endpoint(service_uid, replica)
         if endpoint is None:
@@ -107,7 +112,7 @@ class LimitsWriter:
             answer = await self._sidecars.put_limits(endpoint, put)
         except SidecarError as error:
             pause = min(RETRY_CAP_SECONDS, RETRY_SECONDS * 2.0**tries)
-            words = f"{error}{_skew(signal)}"
+            words = f"{error}{_skew(signal) if isinstance(signal, Present) else ''}"
             self._refused[replica.uid] = (min(tries + 1, 16), now + pause, words)
             if tries == 0 and error.fault is not Fault.CONFLICT:
                 logger.warning("Limits not accepted by %s: %s", replica.name, words)
