@@ -41,6 +41,10 @@ logger = logging.getLogger(__name__)
 
 Dirty = Callable[[Key], None]
 
+WHOLE_EVERY_PASSES = 6
+"""While every ready replica answers directly, Prometheus only has to be there: it is read as a whole
+(a hundred series of each Pod) in every sixth pass, and asked for one series of each in the others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ports:
@@ -80,6 +84,8 @@ class Observers:
         self._metrics = metrics
         self._dirty = dirty
         self._clock = clock
+        self._spared: dict[str, int] = {}
+        """By server, passes since it was read as a whole."""
 
     async def run_direct(self, period_seconds: float) -> None:
         """Ask all replicas, beat after beat, until cancelled."""
@@ -141,8 +147,9 @@ class Observers:
         was_down = before is not None and bool(before.error)
         loop = asyncio.get_running_loop()
         begun = loop.time()
+        whole = was_down or self._is_needed(name)
         try:
-            found = await asyncio.to_thread(by_pod, await server.read_all())
+            found = await asyncio.to_thread(by_pod, await server.read_all(whole=whole))
         except PrometheusNotAsked:
             # What it failed with before is still the cause.
             self._metrics.signal_pass(path, loop.time() - begun, failed=True)
@@ -159,10 +166,26 @@ class Observers:
             logger.info("Prometheus %s answers again", name)
             self._mark_users(name)
         self._signals.passed(path, self._clock())
-        for obj in self._users(name):
+        self._spared[name] = 0 if whole else self._spared.get(name, 0) + 1
+        for obj in self._users(name) if whole else ():
             self._take(obj, found)
             await asyncio.sleep(0)  # a service is a moment's work, and there may be hundreds
         self._metrics.signal_pass(path, loop.time() - begun, failed=False)
+
+    def _is_needed(self, name: str) -> bool:
+        """Whether anything depends on what a server has, or it was not looked at for long."""
+        spared = self._spared.get(name)
+        if SignalPath.DIRECT not in self._signals.paths or spared is None:
+            return True
+        if spared + 1 >= WHOLE_EVERY_PASSES:
+            return True
+        now = self._clock()
+        return any(
+            not self._signals.answers_directly(uid_of(obj), replica.uid, now)
+            for obj in self._users(name)
+            for replica in self._replicas(obj)
+            if replica.phase is ReplicaPhase.READY
+        )
 
     def _take(self, obj: Object, found: Mapping[tuple[str, str], list[Series]]) -> None:
         news = False

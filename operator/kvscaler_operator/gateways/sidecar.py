@@ -78,7 +78,7 @@ class SidecarGateway:
         self,
         signing_key: Callable[[], SigningKey],
         *,
-        concurrency: int = 128,
+        concurrency: int = 64,
         timeout_seconds: float = 1.0,
     ) -> None:
         self._signing_key = signing_key
