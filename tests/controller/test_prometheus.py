@@ -290,6 +290,7 @@ async def test_labels_that_a_stranger_exports_steer_nothing(
                 and isinstance(seen[1], wanted)
                 and (honored or bool(stranger))
                 and "no kvscaler_ready" not in str(seen[1])
+                and "scraped while it was read" not in str(seen[1])
             )
         return False
 
