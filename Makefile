@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 STEP := hack/step
 export PYTHON_BIN := $(abspath $(BIN)/python)
 
-.PHONY: help setup cluster-up cluster-down images demo test test-chaos check bench crds requirements clean
+.PHONY: help setup cluster-up cluster-down images demo demo-fleet test test-chaos check bench crds requirements clean
 
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*## "; print "kvscaler\n\nUsage: make TARGET\n"} \
@@ -35,6 +35,9 @@ images: setup ## Build the operator and sidecar images and import what changed
 
 demo: setup ## The main job: a traffic spike scales a real model by its KV budget
 	@$(BIN)/python -m hack.demo
+
+demo-fleet: setup ## A tenfold spike on modelled H100s with Llama-3.1-8B, up to 20 Pods
+	@$(BIN)/python -m hack.demo demo-fleet
 
 test: setup ## Run every test that this machine can run, and say what was left out
 	@hack/test

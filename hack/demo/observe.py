@@ -74,6 +74,7 @@ class Observer:
     peak_memory_bytes: dict[str, int] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
     on_sample: Callable[[Sample], None] | None = None
+    period_seconds: float = PERIOD_SECONDS
 
     @property
     def service_path(self) -> str:
@@ -83,7 +84,7 @@ class Observer:
         )
 
     async def run(self) -> None:
-        """Sample every `PERIOD_SECONDS` until cancelled."""
+        """Sample every `period_seconds` until cancelled."""
         memory_due = 0.0
         while True:
             began = time.monotonic()
@@ -97,7 +98,7 @@ class Observer:
                     await self._sample_memory()
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 self.errors.append(f"{type(error).__name__}: {error}")
-            await asyncio.sleep(max(0.05, began + PERIOD_SECONDS - time.monotonic()))
+            await asyncio.sleep(max(0.05, began + self.period_seconds - time.monotonic()))
 
     async def sample(self) -> Sample:
         """One look at the object, its Pods, and what they report."""

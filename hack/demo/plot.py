@@ -80,7 +80,8 @@ def draw(path: Path, rows: list[dict[str, Any]], requests: list[Request], phases
     plt.close(figure)
 
 
-def write_html(path: Path, picture: Path, report: dict[str, Any]) -> None:
+def write_html(path: Path, picture: Path, report: dict[str, Any],
+               title: str = "kvscaler demo") -> None:  # fmt: skip
     """One self-contained page: the checks, the phases and the picture."""
     image = base64.b64encode(picture.read_bytes()).decode()
     checks = "".join(
@@ -97,12 +98,13 @@ def write_html(path: Path, picture: Path, report: dict[str, Any]) -> None:
         for phase in report["phases"]
     )
     path.write_text(
-        "<!doctype html><html lang=en><meta charset=utf-8><title>kvscaler demo</title>"
+        "<!doctype html><html lang=en><meta charset=utf-8>"
+        f"<title>{html.escape(title)}</title>"
         "<style>body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2em auto;"
         "padding:0 1em;color:#222}table{border-collapse:collapse;margin:1em 0}"
         "td,th{padding:.25em .7em;border-bottom:1px solid #ddd;text-align:left}"
         "img{max-width:100%}</style>"
-        f"<h1>kvscaler demo</h1><p>{html.escape(report['summary'])}</p>"
+        f"<h1>{html.escape(title)}</h1><p>{html.escape(report['summary'])}</p>"
         f"<h2>Checks</h2><table>{checks}</table>"
         f"<h2>Phases</h2><table><tr>{head}</tr>{body}</table>"
         f"<img alt='timeline of the run' src='data:image/png;base64,{image}'></html>",

@@ -17,23 +17,24 @@ from kvscaler_api.quantities import parse_duration
 
 from hack.demo import plot, report
 from hack.demo.kube import Kube
+from hack.demo.modelled import ClientLag, card_of, check_model, chunks_per_second, modelled_speed
 from hack.demo.observe import Observer, Sample
+from hack.demo.profile import DEMO, Profile
 from hack.demo.prometheus import Prometheus
 from hack.demo.report import Objectives, Phase
 from hack.demo.speed import measure_speed
-from hack.demo.traffic import Result, Shape, Traffic
+from hack.demo.traffic import Result, Traffic
 from hack.demo.view import View, say
 from hack.demo.writes import operator_writes, since
 
 NAMESPACE = "kvscaler-demo"
 SYSTEM_NAMESPACE = "kvscaler-system"
 RELEASE = "kvscaler"
-CALM_SHARE = 0.25
+CALM_SHARE = DEMO.calm_share
 """Calm traffic, as a share of the rate that fills one replica's blocks."""
-SPIKE_SHARE = 2.5
+SPIKE_SHARE = DEMO.spike_share
 """The spike, in replicas' worth of KV blocks."""
 READY_DEADLINE_SECONDS = 180.0
-RETURN_DEADLINE_SECONDS = 240.0
 IDLE_SECONDS = 10.0
 
 
@@ -45,14 +46,17 @@ class Demo:
     """One run. Everything that it starts it also ends, unless told to keep it."""
 
     def __init__(self, tree: Path, out: Path, calm_seconds: float, spike_seconds: float,
-                 signal_paths: str, stop_prometheus: bool, keep: bool) -> None:  # fmt: skip
+                 signal_paths: str, stop_prometheus: bool, keep: bool,
+                 profile: Profile = DEMO) -> None:  # fmt: skip
         self.tree, self.out = tree, out
         self.calm_seconds, self.spike_seconds = calm_seconds, spike_seconds
         self.signal_paths, self.stop_prometheus = signal_paths, stop_prometheus
         self.keep = keep
         self.steps: dict[str, float] = {}
         self.cluster_was_up = False
-        self.example = yaml.safe_load((tree / "examples" / "smollm2.yaml").read_text("utf-8"))
+        self.profile = profile
+        self.lag = ClientLag()
+        self.example = yaml.safe_load((tree / "examples" / profile.example).read_text("utf-8"))
         self.name: str = self.example["metadata"]["name"]
 
     async def run(self) -> dict[str, Any]:
@@ -148,35 +152,20 @@ class Demo:
 
     async def _traffic(self, kube: Kube, prometheus: Prometheus) -> dict[str, Any]:
         self._remove_old_services()
-        probe = self._speed_probe()
-        service = copy.deepcopy(self.example)
-        service["metadata"]["namespace"] = NAMESPACE
-        observer = Observer(kube, NAMESPACE, self.name)
-        probe_observer = Observer(kube, NAMESPACE, probe["metadata"]["name"])
+        observer = Observer(kube, NAMESPACE, self.name, period_seconds=self.profile.sample_seconds)
         with self._step("service Ready"):
-            self._apply(service, probe)
-            watcher = asyncio.create_task(observer.run())
-            await self._until(
-                "both services have a ready Pod",
-                lambda: self._both_ready(observer, probe_observer),
-                READY_DEADLINE_SECONDS,
-            )
-        with self._step("measure this machine's speed"):
-            pod = (await probe_observer.sample()).pods[0]
-            try:
-                speed = await measure_speed(kube, str(pod.ip), self._served_name())
-            except TimeoutError as error:
-                raise DemoError(str(error)) from error
-            self._tool("hack/cluster/kubectl", "delete", "kvis", probe["metadata"]["name"],
-                       "-n", NAMESPACE, "--wait=true", "--timeout=60s")  # fmt: skip
+            speed, watcher = await self._start_service(kube, observer)
         say(f"  one replica serves {speed['requests_per_second']:.2f} requests/s "
             f"with its pool full ({speed['output_tokens_per_second']:.1f} tokens/s)")  # fmt: skip
 
         address = await self._service_address(kube)
-        traffic = Traffic(f"http://{address}:8000", self._served_name(), Shape())
+        traffic = Traffic(
+            f"http://{address}:8000", self._served_name(), self.profile.shape,
+            request_timeout_seconds=self.profile.request_timeout_seconds,
+        )  # fmt: skip
         start = time.monotonic()
         phases: list[Phase] = []
-        with View(traffic, start) as view:
+        with View(traffic, start, self.profile.title) as view:
 
             def on_sample(sample: Sample) -> None:
                 view.show(sample)
@@ -185,9 +174,10 @@ class Demo:
                 )
 
             observer.on_sample = on_sample
+            lag = asyncio.create_task(self.lag.watch())
             generator = asyncio.create_task(traffic.run())
             full = speed["requests_per_second_that_fill_one_replica"]
-            calm, spike = CALM_SHARE * full, SPIKE_SHARE * full
+            calm, spike = self.profile.calm_share * full, self.profile.spike_share * full
             for name, rate, seconds in (("calm", calm, self.calm_seconds),
                                         ("spike", spike, self.spike_seconds)):  # fmt: skip
                 if name == "spike" and self.stop_prometheus:
@@ -197,18 +187,53 @@ class Demo:
             traffic.set_phase("calm again", calm)
             await self._until(
                 "replicas are back at the minimum", lambda: self._returned(observer),
-                RETURN_DEADLINE_SECONDS, fail=False,
+                self.profile.return_deadline_seconds, fail=False,
             )  # fmt: skip
             phases.append(Phase("calm again", begin, time.monotonic(), calm))
             traffic.set_phase("idle", 0.0)
             generator.cancel()
             with suppress(asyncio.CancelledError):
                 await generator
+            lag.cancel()
             writes = await self._idle_writes(kube)
         watcher.cancel()
         with suppress(asyncio.CancelledError):
             await watcher
         return await self._report(kube, observer, traffic, phases, start, speed, writes)
+
+    async def _start_service(
+        self, kube: Kube, observer: Observer
+    ) -> tuple[dict[str, float], asyncio.Task[None]]:
+        """The service with its first replicas ready, how fast one of them is, and who watches."""
+        service = copy.deepcopy(self.example)
+        service["metadata"]["namespace"] = NAMESPACE
+        if self.profile.modelled:
+            speed = modelled_speed(card_of(self.example), self.profile.shape)
+            self._apply(service)
+            watcher = asyncio.create_task(observer.run())
+            await self._until(
+                "the service has its replicas", lambda: self._returned(observer),
+                READY_DEADLINE_SECONDS,
+            )  # fmt: skip
+            return speed, watcher
+        probe = self._speed_probe()
+        probe_observer = Observer(kube, NAMESPACE, probe["metadata"]["name"])
+        self._apply(service, probe)
+        watcher = asyncio.create_task(observer.run())
+        await self._until(
+            "both services have a ready Pod",
+            lambda: self._both_ready(observer, probe_observer),
+            READY_DEADLINE_SECONDS,
+        )
+        with self._step("measure this machine's speed"):
+            pod = (await probe_observer.sample()).pods[0]
+            try:
+                speed = await measure_speed(kube, str(pod.ip), self._served_name())
+            except TimeoutError as error:
+                raise DemoError(str(error)) from error
+            self._tool("hack/cluster/kubectl", "delete", "kvis", probe["metadata"]["name"],
+                       "-n", NAMESPACE, "--wait=true", "--timeout=60s")  # fmt: skip
+        return speed, watcher
 
     def _remove_old_services(self) -> None:
         self._tool("hack/cluster/kubectl", "delete", "kvis", "--all", "-n", NAMESPACE,
@@ -236,6 +261,8 @@ class Demo:
 
     async def _returned(self, observer: Observer) -> bool:
         minimum = self.example["spec"]["scaling"].get("minReplicas", 1)
+        if not observer.samples:
+            return False
         last = observer.samples[-1]
         return last.desired == minimum and last.ready == minimum and len(last.pods) == minimum
 
@@ -303,8 +330,14 @@ class Demo:
         )
         errors = await self._operator_errors(kube)
         checks = report.judge(observer, traffic.requests, phases, errors,
-                              scaling["maxReplicas"], scaling.get("minReplicas", 1))  # fmt: skip
+                              scaling["maxReplicas"], scaling.get("minReplicas", 1),
+                              self.profile.admitted_peak_share)  # fmt: skip
         spike = next(p for p in phases if p.name == "spike")
+        if self.profile.most_chunks_per_second is not None:
+            checks += check_model(
+                observer.samples, traffic.requests, spike, card_of(self.example), self.lag,
+                self.profile.most_chunks_per_second,
+            )  # fmt: skip
         capacity = report.capacity_blocks(observer.samples)
         answer = report.scale_up(observer.samples, spike)
         before, after, full = report.refusal_rates(traffic.requests, observer.samples, spike)
@@ -319,11 +352,19 @@ class Demo:
             f"{answer['binding_constraint']}; a new Pod was Ready after "
             f"{answer['to_new_pod_ready_seconds']} s."
         )
+        if self.profile.modelled:
+            summary += (
+                f" {max(s.ready for s in observer.samples)} replicas at most. No model ran: steps "
+                f"took the modelled time of the card, stretched {speed['time_scale']:g}-fold."
+            )
         document: dict[str, Any] = {
             "summary": summary,
             "checks": [check.as_json() for check in checks],
             "steps_seconds": self.steps,
             "speed": speed,
+            "executor": status.get("executor"),
+            "chunks_per_second_peak": chunks_per_second(traffic.requests),
+            "client_lag_p99_seconds": self.lag.p99,
             "phases": report.by_phase(traffic.requests, phases, objectives),
             "scale_up": answer,
             "spike_needed_replicas_of_blocks": report.needed_replicas(
@@ -343,7 +384,7 @@ class Demo:
         }  # fmt: skip
         picture = self.out / "demo.png"
         plot.draw(picture, rows, traffic.requests, phases, start, capacity)
-        plot.write_html(self.out / "report.html", picture, document)
+        plot.write_html(self.out / "report.html", picture, document, self.profile.title)
         return document
 
 

@@ -42,8 +42,8 @@ def _bar(used: int, reserved: int, capacity: int, width: int = 30) -> Text:
 class View:
     """Draws samples on a terminal, or prints a line every two seconds where there is none."""
 
-    def __init__(self, traffic: Traffic, start: float) -> None:
-        self.traffic, self.start = traffic, start
+    def __init__(self, traffic: Traffic, start: float, title: str = "kvscaler demo") -> None:
+        self.traffic, self.start, self.title = traffic, start, title
         self.console = Console()
         self.words: list[tuple[float, str]] = []
         self._live: Live | None = None
@@ -135,7 +135,7 @@ class View:
             words.append(f"{at - self.start:6.1f} s  ", style="dim")
             words.append(message + "\n", style="not bold")
         legend = Text("█ referenced  ▒ reserved  · free", style="dim")
-        title = f"kvscaler demo   {sample.at - self.start:.0f} s"
+        title = f"{self.title}   {sample.at - self.start:.0f} s"
         return Panel(Group(facts, Text(), pods, legend, words), title=title, expand=True)
 
 
