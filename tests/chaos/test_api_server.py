@@ -80,7 +80,7 @@ async def scene(server: Any, folder: Path) -> AsyncIterator[Scene]:
         settings = with_changes(
             world.settings, kubeconfig=str(faulty.kubeconfig(folder)), context=CONTEXT,
             probe_port=free_port(), metrics_port=free_port(), tick_seconds=1.0,
-            relist_seconds=10.0,
+            relist_seconds=10.0, lease_duration_seconds=15.0,
         )  # fmt: skip
         operator = SupervisedOperator(settings, folder / "operator.log")
         try:

@@ -112,6 +112,8 @@ class World:
             "tick_seconds": 0.1,
             "prometheus_seconds": 0.5,
             "relist_seconds": 300.0,
+            # The Lease is not what most tests are about, and a busy machine may starve a renewal.
+            "lease_duration_seconds": 60.0,
             "key_file": key_file,
             "sidecar_image": "docker.io/local/kvscaler-sidecar:one",
             "state_port": free_port(),
@@ -161,7 +163,7 @@ class World:
                 self.task.result()
             return not operator.health.faults(operator.health.readiness)
 
-        await self.eventually(ready)
+        await self.eventually(ready, 60.0, "the operator is ready")
         return operator
 
     async def stop_operator(self) -> None:
