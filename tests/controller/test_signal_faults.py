@@ -88,8 +88,19 @@ async def busy_world(
     async with world:
         await world.start_operator()
         spec = {"replicas": replicas, "scaling": scaling(), **fields}
-        await world.create(service_object(world.namespace, **spec))
+        obj = service_object(world.namespace, **spec)
+        # While Pods are being made, those that are there hold less than all will.
+        quick = obj["spec"]["scaling"]["scaleDown"]
+        obj["spec"]["scaling"]["scaleDown"] = {**quick, "stabilizationWindow": "10m"}
+        await world.create(obj)
         await world.sync_pods()
+
+        async def complete() -> bool:
+            message: str = (await world.condition("Ready"))["message"]
+            return message.startswith(f"{replicas} of {replicas} ")
+
+        await world.eventually(complete, RECOVERY_SECONDS)
+        await world.patch({"spec": {"scaling": {"scaleDown": quick}}})
         yield world
 
 
