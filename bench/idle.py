@@ -59,8 +59,8 @@ IMAGE_WORDS_SECONDS = 15.0
 MODEL = "builtin://smollm2-135m"
 MIB = 1 << 20
 OPERATOR_FLAGS = ("--lease-duration-seconds", "60")
-OPERATOR_AGENT = "OpenAPI-Generator"
-"""How the operator's client calls itself; the bench's own has another name."""
+OPERATOR_AGENT = "kvscaler-operator/"
+"""How the operator's client calls itself in the audit log; the bench's own has another name."""
 
 FAULTS: Mapping[str, str] = {
     "silent": "Pods are ready and never answer, and Prometheus is down",
@@ -90,16 +90,23 @@ class Findings:
 
 
 def written(world: World, since: datetime, upto: datetime) -> list[dict[str, Any]]:
-    """Writes of the operator between two times, from the audit log; Leases apart."""
-    found = []
+    """Writes of the operator between two times, from the audit log; Leases apart.
+
+    Raises `WorldError` when not even Lease renewals are in it: then it shows nothing at all.
+    """
+    found, renewals = [], 0
     with world.audit_log.open() as log:
         for line in log:
             entry = json.loads(line)
             at = datetime.fromisoformat(entry["requestReceivedTimestamp"])
-            agent = entry.get("userAgent", "")
-            lease = entry.get("objectRef", {}).get("resource") == "leases"
-            if since <= at < upto and agent.startswith(OPERATOR_AGENT) and not lease:
+            if not since <= at < upto or not entry.get("userAgent", "").startswith(OPERATOR_AGENT):
+                continue
+            if entry.get("objectRef", {}).get("resource") == "leases":
+                renewals += 1
+            else:
                 found.append(entry)
+    if not renewals:
+        raise WorldError("the audit log has no Lease renewal by the operator: it shows nothing")
     return found
 
 
@@ -115,7 +122,11 @@ async def serve(world: World) -> None:
     """Make the services, and for the Pod of each the real sidecar at its address."""
     folder = builtin.ensure(MODEL)
     for number in range(SERVICE_COUNT):
-        spec = {"model": {"uri": MODEL, "maxContextTokens": 384, "servedNames": ["smollm2-135m"]}}
+        spec = {
+            "model": {"uri": MODEL, "maxContextTokens": 384, "servedNames": ["smollm2-135m"]},
+            # There is one process for each service; a second Pod would be one that never answers.
+            "scaling": {"mode": "Managed", "maxReplicas": 1},
+        }
         await world.kube.create(INFERENCE_SERVICES, service(QUIET, f"s{number}", **spec))
     pods: list[Object] = []
 
@@ -223,6 +234,8 @@ async def quiet(world: World, found: Findings) -> None:
     await send(world, STEADY_SECONDS, found)
     ended = datetime.now(UTC)
     entries = written(world, begun, ended)
+    if not found.requests["200"]:
+        raise WorldError(f"no request was answered: {dict(found.requests)}")
     found.steady_writes = _named(entries)
     minutes = (ended - begun).total_seconds() / 60.0
     counts = Counter(
@@ -242,9 +255,11 @@ async def quiet(world: World, found: Findings) -> None:
 
 def _spec_of(fault: str) -> dict[str, Any]:
     if fault == "facts":
-        return {"model": {"uri": "hf://nobody/unknown", "maxContextTokens": 2048}}
+        return {"model": {"uri": "builtin://unknown", "maxContextTokens": 2048}}
     if fault == "unfit":
-        return {"model": {"uri": "hf://meta-llama/Llama-3.1-8B-Instruct"}}
+        template: dict[str, Any] = service(BROKEN, "x")["spec"]["template"]
+        template["spec"]["containers"][0]["resources"]["limits"]["memory"] = "256Mi"
+        return {"template": template}
     return {}
 
 
