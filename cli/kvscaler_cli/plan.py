@@ -139,7 +139,7 @@ def _architecture(model: str) -> ModelArchitecture:
 
 
 def _request(budget: KVBudget, prompt_tokens: int, output_tokens: int) -> dict[str, int]:
-    blocks = Footprint(budget.block_tokens).blocks(prompt_tokens, output_tokens)
+    blocks = Footprint(budget.block_tokens, budget.layout).blocks(prompt_tokens, output_tokens)
     return {
         "promptTokens": prompt_tokens,
         "outputTokens": output_tokens,

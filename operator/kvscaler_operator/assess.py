@@ -18,6 +18,7 @@ from kvscaler.budget import (
     compute_budget,
     profile_for,
 )
+from kvscaler.budget.version import Version
 from kvscaler.hardware import Accelerator, UnknownAccelerator
 from kvscaler.models import (
     LayerGroup,
@@ -128,7 +129,7 @@ def _with_budget(
     )
     budget = obstacle = None
     try:
-        profile = profile_for(spec.engine.type.value, known.accelerator)
+        profile = profile_for(_engine(spec), known.accelerator)
         budget = compute_budget(known.architecture, known.accelerator, profile, settings)
     except (BudgetUnknown, UnknownEngine, ModelNotUnderstood) as error:
         obstacle = Finding(Reason.DOES_NOT_FIT, str(error))
@@ -151,6 +152,13 @@ def _with_budget(
         budget,
         obstacle,
     )
+
+
+def _engine(spec: InferenceServiceSpec) -> str:
+    """The engine's type and, where the tag of its image tells it, its version."""
+    tag = (spec.engine.image or "").partition("@")[0].rpartition("/")[2].partition(":")[2]
+    version = Version.parse(tag)
+    return spec.engine.type.value if version is None else f"{spec.engine.type.value}@{version}"
 
 
 def _accelerator(spec: InferenceServiceSpec) -> Accelerator:

@@ -188,6 +188,51 @@ def test_a_named_card_brings_its_own_memory() -> None:
     assert found.memory_bytes is not None and found.memory_bytes > 40 << 30
 
 
+INLINE = {
+    "weights": "16Gi", "hiddenSize": 4096, "attentionHeads": 32, "intermediateSize": 14336,
+    "vocabularySize": 128256, "maxContextTokens": 131072,
+}  # fmt: skip
+H100 = {"name": "nvidia-h100-80gb-hbm3", "resourceName": "nvidia.com/gpu"}
+
+
+def vllm(image: str, *layers: Object) -> Assessment:
+    model = {"uri": "builtin://large", "architecture": {**INLINE, "layers": list(layers)}}
+    return assessed(
+        model=model, accelerator=H100, engine={"type": "VLLM", "image": image}, template=None
+    )
+
+
+def test_the_tag_of_an_image_tells_the_engines_version() -> None:
+    full = {"kind": "Full", "count": 32, "kvHeads": 8, "headDim": 128}
+    sorting = vllm("docker.io/vllm/vllm-openai:v0.11.0", full).budget
+    newer = vllm("registry:5000/vllm/vllm-openai:v0.22.1", full).budget
+    untold = vllm("vllm/vllm-openai@sha256:0123", full).budget
+    assert sorting is not None and newer is not None and untold is not None
+    # The sampler of 0.11 sorts its logits, at 39 bytes each instead of 14.
+    assert sorting.line("activations").bytes > 2 * newer.line("activations").bytes
+    assert untold.line("cuda graphs").bytes > 0
+
+
+def test_inline_layers_of_every_kind_keep_what_they_say() -> None:
+    found = vllm(
+        "vllm/vllm-openai:v0.20.0",
+        {"kind": "Full", "count": 8, "kvHeads": 8, "headDim": 128},
+        {"kind": "Sliding", "count": 24, "kvHeads": 8, "headDim": 128, "windowTokens": 1024},
+    )
+    assert found.budget is not None
+    assert [(g.kind.value, g.layers) for g in found.budget.layout.groups] == [
+        ("full", 8), ("sliding", 8), ("sliding", 8), ("sliding", 8),
+    ]  # fmt: skip
+    latent = vllm("vllm:v0.20.0", {"kind": "MLA", "count": 61, "latentDim": 576}).budget
+    assert latent is not None and latent.block_bytes == 61 * 576 * 2 * 16
+    state = vllm(
+        "vllm:v0.20.0",
+        {"kind": "Full", "count": 8, "kvHeads": 8, "headDim": 128},
+        {"kind": "Recurrent", "count": 8, "state": "2Mi"},
+    ).budget
+    assert state is not None and state.block_tokens == (2 << 20) // 4096
+
+
 def test_what_is_remembered_of_pods_and_services_leaves_with_them() -> None:
     memory = ServiceMemory()
     warming = fleet_of(pod("a", status={"phase": "Pending"}), pod("b", status={"phase": "Pending"}))

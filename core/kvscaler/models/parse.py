@@ -18,8 +18,9 @@ from kvscaler.models.flatten import (
 )
 from kvscaler.models.kinds import Counts, groups_of, layer_counts
 from kvscaler.models.layers import LayerGroup, LayerKind, RecurrentState
-from kvscaler.models.parameters import Shapes, sparse_layers, tensor_kinds
+from kvscaler.models.parameters import sparse_layers, tensor_kinds
 from kvscaler.models.quantization import Quantization
+from kvscaler.models.shapes import Shapes
 from kvscaler.models.tensors import Shard, TensorKind
 
 

@@ -13,7 +13,7 @@ from kvscaler.budget import (
     compute_budget,
     profile_for,
 )
-from kvscaler.models import catalogue
+from kvscaler.models import ModelNotUnderstood, catalogue
 from kvscaler.protocol.limits import ChargePolicy
 
 GIB = 1 << 30
@@ -115,3 +115,80 @@ def test_limits_follow_from_the_budget_and_from_calibration():
 def test_no_limits_without_a_block():
     with pytest.raises(ValueError, match="does not fit"):
         admission_limits(cpu_budget(1 * GIB), AdmissionPolicy())
+
+
+MODELS = ["llama-3.1-8b", "gpt-oss-20b", "qwen3.5-27b", "gemma-4-26b-a4b", "deepseek-v3.2"]
+ENGINES = ["vllm", "vllm@0.11.0", "vllm@0.6.0", "sglang", "tensorrtllm", "lmdeploy", "tgi"]
+
+
+@given(
+    name=st.sampled_from(MODELS),
+    engine=st.sampled_from(ENGINES),
+    memory_bytes=st.integers(8 * GIB, 300 * GIB),
+    more_bytes=st.integers(0, 64 * GIB),
+    ranks=st.sampled_from([1, 2, 4, 8]),
+)
+def test_any_plan_adds_up_to_the_device_and_more_memory_holds_no_less(
+    name, engine, memory_bytes, more_bytes, ranks
+):
+    model = catalogue.find(name).architecture
+    asked = EngineSettings(
+        tensor_parallel=ranks, max_sequences=64, step_tokens=2048, memory_utilization_percent=90
+    )
+    card = hardware.custom(memory_bytes)
+    plan = compute_budget(model, card, profile_for(engine, card), asked)
+    assert plan.overhead_bytes + plan.kv_bytes + plan.unused_bytes == memory_bytes
+    assert all(0 <= line.low_bytes <= line.bytes <= line.high_bytes for line in plan.lines)
+    assert plan.kv_low_bytes <= plan.kv_bytes <= plan.kv_high_bytes
+    larger = hardware.custom(memory_bytes + more_bytes)
+    assert compute_budget(model, larger, profile_for(engine, larger), asked).blocks >= plan.blocks
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"tensor_parallel": 0}, "tensor_parallel is 0"),
+        ({"pipeline_parallel": -1}, "pipeline_parallel is -1"),
+        ({"max_context_tokens": 1 << 70}, "max_context_tokens is"),
+        ({"block_tokens": "16"}, "block_tokens is '16'"),
+        ({"max_sequences": True}, "max_sequences is True"),
+        ({"memory_utilization_percent": float("nan")}, "memory_utilization_percent is nan"),
+        ({"memory_utilization_percent": 0}, "memory_utilization_percent is 0"),
+        ({"memory_utilization_percent": 101}, "memory_utilization_percent is 101"),
+    ],
+)
+def test_nonsense_settings_are_named(settings, words):
+    with pytest.raises(BudgetUnknown, match=words):
+        compute_budget(LLAMA, H100, profile_for("vllm", H100), EngineSettings(**settings))
+
+
+@pytest.mark.parametrize("engine", ["Kvscaler", "kvscaler"])
+def test_our_engine_refuses_layers_that_it_does_not_compute(engine):
+    model = catalogue.find("gpt-oss-20b").architecture
+    with pytest.raises(ModelNotUnderstood, match="kind full, sliding: serve it with another"):
+        compute_budget(model, H100, profile_for(engine, H100), EngineSettings())
+
+
+def test_a_pool_given_outright_is_taken_as_it_is():
+    asked = EngineSettings(kv_cache_bytes=10 * GIB)
+    budget = compute_budget(LLAMA, H100, profile_for("vllm", H100), asked)
+    assert budget.kv_bytes == budget.kv_low_bytes == budget.kv_high_bytes == 10 * GIB
+    assert budget.blocks == 10 * GIB // budget.block_bytes
+    too_large = EngineSettings(kv_cache_bytes=70 * GIB)
+    refused = compute_budget(LLAMA, H100, profile_for("vllm", H100), too_large)
+    assert not refused.fit.fits
+    assert "more than the 79.18 GiB" in refused.fit.message
+
+
+def test_adapters_are_a_line():
+    asked = EngineSettings(adapters=4, adapter_rank=16)
+    budget = compute_budget(LLAMA, H100, profile_for("vllm", H100), asked)
+    # Per layer and adapter 16 x (4096 + 4096 + 4096 + 2048 + 4096 + 4096 + 3 x (4096 + 14336)) x 2 B.
+    widths = 4096 + 4096 + 4096 + 2048 + 4096 + 4096 + 3 * (4096 + 14336)
+    assert budget.line("adapters").bytes == 4 * 16 * widths * 32 * 2
+
+
+@pytest.mark.parametrize("version", ["zero", "v"])
+def test_an_engine_version_without_a_number_is_refused(version):
+    with pytest.raises(UnknownEngine, match="holds no number"):
+        profile_for(f"vllm@{version}", H100)

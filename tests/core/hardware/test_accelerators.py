@@ -28,3 +28,41 @@ def test_names_are_unique_and_sources_given():
 def test_unknown_names_the_known_ones():
     with pytest.raises(UnknownAccelerator, match=r"'tpu'.*nvidia-l40s.*memory"):
         find("tpu")
+
+
+def test_thirty_cards_and_more_of_every_make():
+    assert len(accelerators()) >= 30
+    devices = {card.device for card in accelerators()}
+    assert devices >= {"cuda", "rocm", "npu", "hpu", "cpu"}
+    assert find("dgx-spark").unified
+    assert find("mi300x").device == "rocm"
+    assert find("gaudi3").device == "hpu"
+
+
+@pytest.mark.parametrize("card", accelerators(), ids=lambda card: card.name)
+def test_figures_are_plausible(card):
+    assert card.source.startswith("memory")
+    if card.memory_bytes is None:
+        return
+    low, high = card.memory_range_bytes or (card.memory_bytes, card.memory_bytes)
+    assert low <= card.memory_bytes <= high
+    assert 8 << 30 < card.memory_bytes < 300 << 30
+    assert 1e11 < card.bandwidth_bytes_per_second < 1e13
+    assert all(1e13 < rate < 1e16 for rate in card.flops_per_second.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    [
+        # As printed: llm-d-planner docs/empirical-vllm-memory-results.md; vLLM issue 10517; TensorRT-LLM
+        # issue 2268; tensorrtllm_backend docs/multimodal.md; DeeperPhysicsWIP logs/vllm.log.
+        ("h100", 79.18), ("rtx-3090", 23.58), ("a100-40gb", 39.39), ("h100-nvl", 93.1),
+        ("a100-80gb", 79.25), ("gh200", 95.0), ("gb10", 121.69),
+    ],
+)  # fmt: skip
+def test_memory_is_what_drivers_report(name, gib):
+    assert find(name).memory_bytes / 2**30 == pytest.approx(gib, abs=0.005)
+
+
+def test_stated_memory_has_no_range():
+    assert find("h100").with_memory(64 << 30).memory_range_bytes is None

@@ -41,7 +41,8 @@ FORWARD_HIDDEN = Constant(6.0, 3.0, 9.0)
 """Copies of the hidden state that live at the peak of a layer: residual, normed input and all-reduce
 buffers in full, attention's query, values and output divided among ranks; half of each."""
 V0_FORWARD_HIDDEN = Constant(3.0, 2.0, 5.0)
-"""The same in V0: 2.9 between two contexts of one log (issue 10517)."""
+"""The same in V0 on one rank (2.9 between two contexts of one log, issue 10517), and as much again for
+all-reduce on several (workers' printed peaks of 0.19, 0.06 and 0.03 GiB: issue 13061, MapCoder vllm.log)."""
 VISION_PATCH_BYTES = Constant(10.0, 5.0, 20.0)
 """Bytes per patch and width unit of a vision tower's largest item at its peak layer: qkv, the
 feed-forward's inner state, residual and norm in 16 bits."""
@@ -119,9 +120,7 @@ def activation_line(
     model: ModelArchitecture, settings: ResolvedSettings, version: Version
 ) -> BudgetLine:
     """The larger of sampler pass, forward pass and vision pass."""
-    old = version < defaults.V1_DEFAULT
-    hidden = V0_FORWARD_HIDDEN if old else FORWARD_HIDDEN
-    passes = [sampler_pass(model, settings, version), forward_pass(model, settings, hidden)]
+    passes = [sampler_pass(model, settings, version), forward_pass(model, settings, version)]
     if model.has_vision and settings.vision and model.model_type.startswith(_ANY_RESOLUTION):
         passes.append(vision_pass(model, settings))
     size, low, high, note = max(passes)
@@ -153,26 +152,29 @@ def sampler_pass(
 
 
 def forward_pass(
-    model: ModelArchitecture, settings: ResolvedSettings, hidden: Constant = FORWARD_HIDDEN
+    model: ModelArchitecture, settings: ResolvedSettings, version: Version = defaults.NEWEST
 ) -> tuple[int, int, int, str]:
     """Bytes of one layer's forward pass over a full step, with bounds and a note.
 
     Per token: gate, up and their product (`3 * inner / tp`), or the experts' (`top_k` of them), and
     a few copies of the hidden state.
     """
-    element = dtype_bytes(settings.compute_dtype)
     tensor = settings.tensor_parallel
     inner = 3 * model.intermediate_size / tensor
     if model.experts_per_token:
         width = model.expert_width / tensor
         both = max(2 * width, model.hidden_size) + width
         inner = max(inner, model.experts_per_token * both)
-    tokens = settings.step_tokens * element
-    sizes = [
-        int(tokens * (inner + copies * (0.5 + 0.5 / tensor) * model.hidden_size))
+    if version < defaults.V1_DEFAULT:
+        hidden, share = V0_FORWARD_HIDDEN, 1.0 if tensor == 1 else 2.0
+    else:
+        hidden, share = FORWARD_HIDDEN, 0.5 + 0.5 / tensor
+    tokens = settings.step_tokens * dtype_bytes(settings.compute_dtype)
+    size, low, high = (
+        int(tokens * (inner + copies * share * model.hidden_size))
         for copies in (hidden.value, hidden.low, hidden.high)
-    ]
-    return sizes[0], sizes[1], sizes[2], f"forward pass of {settings.step_tokens} tokens"
+    )
+    return size, low, high, f"forward pass of {settings.step_tokens} tokens"
 
 
 def vision_pass(model: ModelArchitecture, settings: ResolvedSettings) -> tuple[int, int, int, str]:
@@ -203,4 +205,4 @@ def driver_margin_bytes(
     if version >= defaults.V1_DEFAULT or settings.tensor_parallel == 1:
         return 0
     sampler = sampler_pass(model, settings, version)[0]
-    return max(0, sampler - forward_pass(model, settings, V0_FORWARD_HIDDEN)[0])
+    return max(0, sampler - forward_pass(model, settings, version)[0])
