@@ -109,10 +109,11 @@ class ModelArchitecture:
         tensor: int = 1,
         pipeline: int = 1,
         attention: int | None = None,
+        experts: int | None = None,
         draft: bool = False,
     ) -> int:
         """Bytes of weights on the fullest rank; `draft` adds the multi-token-prediction layers."""
-        split = Split(tensor, pipeline, attention, self.kv_heads, self.vocab_size)
+        split = Split(tensor, pipeline, attention, self.kv_heads, self.vocab_size, experts)
         kinds = self.tensors + (self.draft if draft else ())
         computed = rank_bytes(kinds, self.quantization, dtype, split)
         if self.stored_bytes is None:

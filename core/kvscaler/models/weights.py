@@ -17,6 +17,8 @@ class Split:
     attention: int | None = None
     kv_heads: int = 1
     vocab_size: int = 1
+    experts: int | None = None
+    """Ranks that share the experts, where they are more than `tensor` (data-parallel attention)."""
 
 
 def kind_bytes_per_element(
@@ -75,6 +77,8 @@ def rank_bytes(
         tensor = split.tensor
         if kind.shard in (Shard.KV_HEADS,) or kind.name in ("query", "attention output"):
             tensor = attention
+        elif kind.shard is Shard.EXPERTS:
+            tensor = split.experts or split.tensor
         elements = kind.rank_elements(tensor, split.kv_heads, split.vocab_size)
         size = elements * kind_bytes_per_element(kind, quantization, element)
         stages[kind.stage] += size

@@ -119,3 +119,11 @@ def test_prediction_layers_are_loaded_only_when_they_speculate():
     model = catalogue.find("deepseek-v3").architecture
     more = model.rank_weight_bytes("bf16", draft=True) - model.rank_weight_bytes("bf16")
     assert more / 1e9 == pytest.approx(11.6, rel=0.05)  # 11.6 billion parameters in fp8 or bf16
+
+
+def test_data_parallel_engines_share_the_experts_and_nothing_else():
+    model = catalogue.find("deepseek-v3").architecture
+    alone = model.rank_weight_bytes("bf16")
+    shared = model.rank_weight_bytes("bf16", experts=8)
+    experts = model.rank_expert_bytes("bf16", 1)
+    assert alone - shared == pytest.approx(experts * 7 / 8, rel=1e-6)

@@ -82,7 +82,13 @@ class VllmProfile:
     ) -> tuple[BudgetLine, ...]:
         """Weights, the profiling run's peak, non-torch memory, and graphs where they count."""
         found = [
-            *weight_lines(model, settings, expert_padding=expert_padding(model, accelerator)),
+            *weight_lines(
+                model,
+                settings,
+                # Data-parallel engines share one group of experts (`fused_moe/config.py`).
+                expert_parallel=settings.tensor_parallel * settings.data_parallel,
+                expert_padding=expert_padding(model, accelerator),
+            ),
             activation_line(model, settings, self.version),
             non_torch_line(accelerator, settings, self.version),
         ]

@@ -46,6 +46,7 @@ def weight_lines(
     settings: ResolvedSettings,
     *,
     attention_parallel: int | None = None,
+    expert_parallel: int | None = None,
     expert_padding: Padding = Padding(),
 ) -> tuple[BudgetLine, ...]:
     """`weights`, and `adapters` where LoRA slots are reserved, on the fullest rank."""
@@ -54,6 +55,7 @@ def weight_lines(
         tensor=settings.tensor_parallel,
         pipeline=settings.pipeline_parallel,
         attention=attention_parallel,
+        experts=expert_parallel,
         draft=bool(settings.draft_layers),
     )
     factor = expert_padding.factor(model)
