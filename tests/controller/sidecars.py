@@ -113,7 +113,8 @@ class FakeSidecar:
         self.endless = False
         """A body that goes on to 1 GB."""
         self.asked = 0
-        self.bytes_sent = 0
+        self.most_bytes_sent = 0
+        """Of the endless body, in one answer."""
         self.clock_seconds = 0.0
         """How far this replica's clock is ahead."""
         self.physical: AdmissionLimits | None = None
@@ -174,9 +175,9 @@ class FakeSidecar:
         response = web.StreamResponse()
         await response.prepare(request)
         with contextlib.suppress(ConnectionError):
-            for _ in range(1024):
+            for megabytes in range(1, 1025):
                 await response.write(b" " * (1 << 20))
-                self.bytes_sent += 1 << 20
+                self.most_bytes_sent = max(self.most_bytes_sent, megabytes << 20)
         return response
 
     async def _put_limits(self, request: web.Request) -> web.Response:

@@ -394,7 +394,9 @@ SIDECAR_FAULTS = (
     SidecarFault("answers 404", setting(status=404), PARTIAL, FRESH, "answered 404"),
     SidecarFault("answers 302", setting(redirect=True), PARTIAL, FRESH, "redirects are not"),
     SidecarFault("answers 1 GB", setting(endless=True), PARTIAL, FRESH, "more than 64 KiB"),
-    SidecarFault("answers garbage", setting(raw=b"\x00\xff"), PARTIAL, FRESH, "no JSON"),
+    SidecarFault(
+        "answers garbage", setting(raw=b"\x00\xff"), PARTIAL, FRESH, "sent no ReplicaState"
+    ),
     SidecarFault("answers NaN", setting(raw=b'{"traffic": NaN}'), PARTIAL, FRESH, "NaN"),
     SidecarFault("starts again: its counters too", each(restarted), FRESH, FRESH),
     SidecarFault("has yesterday's clock", setting(clock_seconds=-DAY_SECONDS), FRESH, FRESH),

@@ -184,9 +184,9 @@ async def holds(world: World, verdict: tuple[str, str], says: str) -> str:
             f"not {verdict} with {says!r}: {(await world.service())['status']['conditions']}"
         ) from None
     if verdict[0] == "False":
-        await world.until_condition("ScalingActive", "False", "Holding")
+        await world.until_condition("ScalingActive", "False", "Holding", seconds=RECOVERY_SECONDS)
         return f"SignalsFresh={'/'.join(verdict)}, ScalingActive=False/Holding"
-    await world.until_condition("ScalingActive", "True", "Deciding")
+    await world.until_condition("ScalingActive", "True", "Deciding", seconds=RECOVERY_SECONDS)
     return f"SignalsFresh={'/'.join(verdict)}"
 
 
@@ -223,7 +223,7 @@ async def test_sidecar(well: Scene, fault: SidecarFault, faults: Faults) -> None
         users = (await asyncio.gather(*(unmoved(world) for world in watched)))[0]
         others = [s for w in watched for s in w.sidecars.values() if s not in well.victims()]
         assert [len(s.limits_puts) for s in others] == [puts[id(s)] for s in others]
-        assert all(s.bytes_sent < 16 << 20 for w in watched for s in w.sidecars.values())
+        assert all(s.most_bytes_sent < 64 << 20 for w in watched for s in w.sidecars.values())
         await well.heal()
         row.strike()
         await asyncio.gather(*(observed(world) for world in watched))
@@ -289,7 +289,9 @@ async def test_limits_of_ten_times_its_capacity_are_clamped(well: Scene, faults:
     with faults.row("a replica is given limits of 10 times what it has") as row:
         sidecar.physical = OWN_LIMITS.model_copy(update={"kv_blocks": BLOCKS // 10})
         await with_queue(world, 100)
-        found = await world.until_condition("LimitsApplied", "False", "Clamped")
+        found = await world.until_condition(
+            "LimitsApplied", "False", "Clamped", seconds=RECOVERY_SECONDS
+        )
         assert f"{name} lowered kv_blocks" in found["message"]
         assert sidecar.limits.applied.kv_blocks == BLOCKS // 10
         told = len(sidecar.limits_puts)
@@ -309,7 +311,7 @@ async def test_a_clamp_is_seen_through_prometheus_too(well: Scene) -> None:
     sidecar = world.sidecars[sorted(world.sidecars)[0]]
     sidecar.physical = OWN_LIMITS.model_copy(update={"kv_blocks": BLOCKS // 10})
     await with_queue(world, 90)
-    await world.until_condition("LimitsApplied", "False", "Clamped")
+    await world.until_condition("LimitsApplied", "False", "Clamped", seconds=RECOVERY_SECONDS)
 
     async def forgotten() -> bool:
         # What the replica answered counts for a while; then what it is seen to report.
@@ -339,7 +341,7 @@ async def test_a_replica_whose_clock_refuses_tokens_says_so(
             words = f"its clock is 86400 s {side} ours"
             return found["reason"] == "Pending" and words in found["message"]
 
-        await world.eventually(told)
+        await world.eventually(told, RECOVERY_SECONDS)
         users = await unmoved(world)
         sidecar.clock_seconds = 0.0
         row.strike()
@@ -380,8 +382,12 @@ async def test_a_hold_is_bounded_on_either_path(
             await prometheus.refuse()
             for sidecar in worlds[1].sidecars.values():
                 sidecar.hang = True
-            for world in worlds:
-                await world.until_condition("ScalingActive", "False", "Holding", seconds=30)
+            await asyncio.gather(
+                *(
+                    world.until_condition("ScalingActive", "False", "Holding", seconds=30)
+                    for world in worlds
+                )
+            )
             for world in worlds:
                 found = await world.until_condition(
                     "ScalingActive", "False", "HoldExpired", seconds=40
