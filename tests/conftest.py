@@ -27,6 +27,7 @@ settings.load_profile("kvscaler")
 pytest_plugins = ["tests.chaos.rows", "tests.e2e.installed"]
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Say which tests may not run side by side when two processes share them (`--dist loadgroup`).
 
