@@ -9,7 +9,7 @@ from kvscaler_operator.resources import PODS, name_of
 
 from tests.controller.controlled import ControlledWorld, Gone
 
-pytestmark = pytest.mark.apiserver
+pytestmark = [pytest.mark.apiserver, pytest.mark.fault]
 
 
 def broken(gone: list[Gone]) -> list[Gone]:

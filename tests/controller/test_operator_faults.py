@@ -13,7 +13,7 @@ from tests.controller.sidecars import BLOCKS
 from tests.controller.test_scaling import load, ready_service, replicas, until_replicas
 from tests.controller.world import World
 
-pytestmark = pytest.mark.apiserver
+pytestmark = [pytest.mark.apiserver, pytest.mark.fault]
 PATIENT = {
     "mode": "Managed",
     "maxReplicas": 5,

@@ -123,6 +123,7 @@ async def test_a_change_of_the_mode_leaves_five_replicas(
         await world.until_condition("ReplicasOwned", "True", reasons[after])
 
 
+@pytest.mark.fault
 async def test_what_would_have_done_under_another_owner_is_no_reason_to_shrink(
     world: World,
 ) -> None:

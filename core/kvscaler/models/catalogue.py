@@ -5,6 +5,7 @@ It spares the operator from fetching model files, and a first replica from being
 
 import json
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 
@@ -40,14 +41,15 @@ def entries() -> tuple[CatalogueEntry, ...]:
 def find(name_or_uri: str) -> CatalogueEntry:
     """The entry with this name or URI (a `@revision` or `?query` tail does not matter).
 
-    Raises `UnknownModel` with the names that are known.
+    Raises `UnknownModel` with the names that come near: a Pod's last words have room for few.
     """
     wanted = name_or_uri.split("@", 1)[0].split("?", 1)[0].casefold()
     for entry in entries():
         if wanted in {entry.name, *(uri.casefold() for uri in entry.uris)}:
             return entry
-    known = ", ".join(entry.name for entry in entries())
+    names = [entry.name for entry in entries()]
+    near = get_close_matches(wanted.rsplit("/", 1)[-1], names) or names[:2]
     raise UnknownModel(
-        f"model {name_or_uri!r} is not in the catalogue ({known}); "
-        "give its facts inline or as a config.json"
+        f"model {name_or_uri!r} is not in the catalogue of {len(names)} models, such as "
+        f"{', '.join(near)}; give its facts inline or as a config.json"
     )
