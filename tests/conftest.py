@@ -27,18 +27,6 @@ settings.load_profile("kvscaler")
 pytest_plugins = ["tests.chaos.rows", "tests.e2e.installed"]
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say which tests may not run side by side when two processes share them (`--dist loadgroup`).
-
-    All that need the cluster stay together, for there is one; others keep to their file, whose
-    fixtures they share.
-    """
-    for item in items:
-        on_cluster = item.get_closest_marker("cluster") is not None
-        item.add_marker(pytest.mark.xdist_group("cluster" if on_cluster else str(item.path)))
-
-
 @pytest.fixture(scope="session")
 def apiserver() -> Iterator[ClusterHandle]:
     """etcd and kube-apiserver alone, empty and on ports of their own; needs no root.
