@@ -108,19 +108,22 @@ class Replica:
             if request.generated >= request.output:
                 done.append(request)
         for r in done:
-            self.running.remove(r)
-            self.count(
-                finished=1,
-                finished_prompt_tokens=r.prompt,
-                finished_prompt_tokens_squared=r.prompt**2,
-                finished_output_tokens=r.output,
-                finished_output_tokens_squared=r.output**2,
-                finished_prompt_output_tokens=r.prompt * r.output,
-                finished_block_seconds=r.block_seconds,
-                finished_block_squared_seconds=r.block_squared_seconds,
-            )
+            self.finish(r)
         self.admit()
         return done
+
+    def finish(self, r: Request) -> None:
+        self.running.remove(r)
+        self.count(
+            finished=1,
+            finished_prompt_tokens=r.prompt,
+            finished_prompt_tokens_squared=r.prompt**2,
+            finished_output_tokens=r.output,
+            finished_output_tokens_squared=r.output**2,
+            finished_prompt_output_tokens=r.prompt * r.output,
+            finished_block_seconds=r.block_seconds,
+            finished_block_squared_seconds=r.block_squared_seconds,
+        )
 
     def sample(self, now: float) -> TrafficSample:
         refused = {RefusalReason.QUEUE_FULL.value: self.refused} if self.refused else {}

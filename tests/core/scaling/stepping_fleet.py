@@ -61,18 +61,8 @@ class SteppingReplica(Replica):
             self.step = []
 
     def finish(self, r: Request) -> None:
-        self.running.remove(r)
+        super().finish(r)
         self.token_times.append((self.ends - self.first_token.pop(id(r))) / (r.output - 1))
-        self.count(
-            finished=1,
-            finished_prompt_tokens=r.prompt,
-            finished_prompt_tokens_squared=r.prompt**2,
-            finished_output_tokens=r.output,
-            finished_output_tokens_squared=r.output**2,
-            finished_prompt_output_tokens=r.prompt * r.output,
-            finished_block_seconds=r.block_seconds,
-            finished_block_squared_seconds=r.block_squared_seconds,
-        )
 
     def sample(self, now: float) -> TrafficSample:
         sample = super().sample(now)
