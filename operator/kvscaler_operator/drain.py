@@ -107,9 +107,7 @@ class Drainer:
         chosen = {r.uid: r for r in (*progress.waiting, *progress.done)}
         marked = [chosen.get(r.uid, r) for r in order]
         done = {r.uid for r in progress.done}
-        going = next_to_go(marked, done)
-        if going < len(done):
-            going = next_to_go(await self._put_first(marked, done), done)
+        going = next_to_go(await self._put_first(marked, done), done)
         # What the Deployment asks for and does not exist yet is given up for nothing.
         lowered = min(current, max(target, len(order) - going))
         return Outcome(
@@ -163,7 +161,8 @@ class Drainer:
         return now - began
 
     async def _put_first(self, replicas: Sequence[Replica], done: Collection[str]) -> list[Replica]:
-        """Give Pods that are done the lowest cost, so that they go before those that still drain."""
+        """Give Pods that are done the lowest cost, so that they go before those that still drain, and
+        one that warms goes first even if it becomes ready before the ReplicaSet controller acts."""
         result = []
         for replica in replicas:
             if replica.uid in done and replica.deletion_cost > DONE_COST:

@@ -316,10 +316,14 @@ class StatusPacer:
         if view(before) == view(after):
             return None
         now = asyncio.get_running_loop().time()
-        if essence(before) == essence(after) or not self.urgent.try_take():
-            due = self.written_at + COSMETIC_SECONDS
-            if now < due:
-                return due - now
+        wait = self.written_at + COSMETIC_SECONDS - now
+        if essence(before) != essence(after):
+            # What matters waits for its turn, and never longer than figures would.
+            wait = min(wait, self.urgent.wait_seconds)
+            if wait <= 0:
+                self.urgent.try_take()
+        if wait > 0:
+            return wait
         self.written_at = now
         self.settled = quiet
         return 0.0

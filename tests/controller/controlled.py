@@ -64,6 +64,10 @@ class Kubelet:
         self.new_pods_are_ready = True
         self._held.clear()
 
+    def holds_one(self) -> bool:
+        """Whether a Pod was told to be not ready, and the API server knows."""
+        return any(self._ready.get(name) is False for name in self._held)
+
     async def _look(self) -> None:
         listing = await self.world.kube.list(PODS, self.world.namespace)
         pods = {name_of(p): p for p in listing.items if (p.get("status") or {}).get("podIP")}
@@ -156,6 +160,10 @@ class ControlledWorld(World):
             return names if told and self.sidecars.keys() >= set(names) else []
 
         return list(await self.eventually(check, 30, f"{count} Pods are ready"))
+
+    async def holds_one(self) -> bool:
+        """Whether a Pod is not ready though it serves, and the API server knows."""
+        return self.kubelet.holds_one()
 
     def begin_stream(self, pod: str) -> None:
         """Have a request on a Pod: its drain is not over before `end_stream`."""

@@ -17,10 +17,26 @@ def broken(gone: list[Gone]) -> list[Gone]:
     return [pod for pod in gone if pod.live_requests]
 
 
-async def test_of_three_that_drain_each_goes_when_it_is_empty(controlled: ControlledWorld) -> None:
-    names = await controlled.serving(5)
+async def with_streams(controlled: ControlledWorld, count: int) -> list[str]:
+    """Ready replicas with a request each; their names."""
+    names = await controlled.serving(count)
     for name in names:
         controlled.begin_stream(name)
+    return names
+
+
+async def with_one_that_warms(controlled: ControlledWorld, count: int) -> list[str]:
+    """So many replicas with a request each, and one more that is seen not to be ready."""
+    names = await with_streams(controlled, count)
+    controlled.kubelet.new_pods_are_ready = False
+    await controlled.scale(count + 1)
+    # The node that pretends has it ready for a moment first.
+    await controlled.eventually(controlled.holds_one, what="one more Pod warms")
+    return names
+
+
+async def test_of_three_that_drain_each_goes_when_it_is_empty(controlled: ControlledWorld) -> None:
+    names = await with_streams(controlled, 5)
     await controlled.scale(2)
     victims = await controlled.until_draining(3)
     # The last that was chosen is the first that is empty: at one cost, age would decide.
@@ -41,9 +57,7 @@ async def test_of_three_that_drain_each_goes_when_it_is_empty(controlled: Contro
 async def test_a_pod_deleted_by_hand_in_mid_drain_is_not_replaced_for_long(
     controlled: ControlledWorld,
 ) -> None:
-    names = await controlled.serving(3)
-    for name in names:
-        controlled.begin_stream(name)
+    names = await with_streams(controlled, 3)
     await controlled.scale(2)
     (victim,) = await controlled.until_draining(1)
     await controlled.kube.delete(
@@ -60,9 +74,7 @@ async def test_another_pod_deleted_in_mid_drain_lets_the_victim_serve_again(
     controlled: ControlledWorld,
 ) -> None:
     """Its replacement warms and would be deleted first, whatever the costs are."""
-    names = await controlled.serving(3)
-    for name in names:
-        controlled.begin_stream(name)
+    names = await with_streams(controlled, 3)
     await controlled.scale(2)
     (victim,) = await controlled.until_draining(1)
     other = next(name for name in names if name != victim)
@@ -79,16 +91,7 @@ async def test_another_pod_deleted_in_mid_drain_lets_the_victim_serve_again(
 async def test_with_one_that_warms_the_warming_one_goes_and_no_drain_begins(
     controlled: ControlledWorld,
 ) -> None:
-    names = await controlled.serving(2)
-    for name in names:
-        controlled.begin_stream(name)
-    controlled.kubelet.new_pods_are_ready = False
-    await controlled.scale(3)
-
-    async def three() -> bool:
-        return len(await controlled.pods()) == 3
-
-    await controlled.eventually(three)
+    names = await with_one_that_warms(controlled, 2)
     await controlled.scale(2)
     assert await controlled.until_ready(2) == names
     assert all(controlled.sidecars[name].drain_puts == [] for name in names)
@@ -97,16 +100,7 @@ async def test_with_one_that_warms_the_warming_one_goes_and_no_drain_begins(
 async def test_one_that_warms_and_one_that_drains_both_go_each_in_its_time(
     controlled: ControlledWorld,
 ) -> None:
-    names = await controlled.serving(2)
-    for name in names:
-        controlled.begin_stream(name)
-    controlled.kubelet.new_pods_are_ready = False
-    await controlled.scale(3)
-
-    async def three() -> bool:
-        return len(await controlled.pods()) == 3
-
-    await controlled.eventually(three)
+    names = await with_one_that_warms(controlled, 2)
     await controlled.scale(1)
     (victim,) = await controlled.until_draining(1)
 
@@ -126,9 +120,7 @@ async def test_one_that_warms_and_one_that_drains_both_go_each_in_its_time(
 async def test_demand_that_comes_back_in_mid_drain_has_the_victim_serve(
     controlled: ControlledWorld,
 ) -> None:
-    names = await controlled.serving(3)
-    for name in names:
-        controlled.begin_stream(name)
+    names = await with_streams(controlled, 3)
     await controlled.scale(1)
     victims = await controlled.until_draining(2)
     await controlled.scale(2)

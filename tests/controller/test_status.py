@@ -5,7 +5,13 @@ import copy
 from typing import Any
 
 from kvscaler_operator.resources import Object
-from kvscaler_operator.status import StatusPacer, essence, two_digits
+from kvscaler_operator.status import (
+    URGENT_BURST,
+    URGENT_SECONDS,
+    StatusPacer,
+    essence,
+    two_digits,
+)
 
 from tests.controller.virtual_time import run
 
@@ -83,6 +89,21 @@ def test_a_flapping_cause_cannot_flood() -> None:
     async def scenario() -> None:
         count = await writes(StatusPacer.fresh(), lambda s: status(replicas=s), 600)
         assert count <= 10 + 600 / 6 + 600 / 30
+
+    run(scenario())
+
+
+def test_what_matters_waits_for_its_turn_only_however_much_was_written_before() -> None:
+    async def scenario() -> None:
+        pacer = StatusPacer.fresh()
+        for replicas in range(2, 2 + URGENT_BURST):
+            wait = pacer.wait_seconds(status(), status(replicas=replicas), quiet=False)
+            assert wait == 0.0
+        last = status(replicas=100)
+        wait = pacer.wait_seconds(status(), last, quiet=False)
+        assert wait is not None and 0 < wait <= URGENT_SECONDS
+        await asyncio.sleep(wait)
+        assert pacer.wait_seconds(status(), last, quiet=False) == 0.0
 
     run(scenario())
 

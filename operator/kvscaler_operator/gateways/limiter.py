@@ -30,6 +30,12 @@ class TokenBucket:
         self._tokens -= 1.0
         return True
 
+    @property
+    def wait_seconds(self) -> float:
+        """How long until there is a token; 0 when there is one."""
+        self._refill()
+        return max(0.0, (1.0 - self._tokens) / self._rate)
+
     def _refill(self) -> None:
         now = asyncio.get_running_loop().time()
         if self._updated is not None:
