@@ -182,7 +182,11 @@ class InferenceServiceStatus(ApiModel):
         None, description="Replicas that the last decision wants."
     )
     sidecar_image: Annotated[str, Field(max_length=512)] | None = Field(
-        None, description="Image of the sidecar, pinned so that an upgrade restarts no Pod."
+        None,
+        description=(
+            "Image of the sidecar unless spec.engine.image names another; pinned so that an upgrade"
+            " restarts no Pod."
+        ),
     )
     conditions: tuple[Condition, ...] = Field(
         (),

@@ -159,11 +159,12 @@ class Reconciler:
         report.service = service
         words = "the spec can be acted on"
         report.say(ConditionType.SPEC_VALID, Verdict(True, Reason.VALID, words))
-        image = self._image(service, report)
+        pinned = self._pinned_image(service, report)
+        image = service.spec.engine.image or pinned
         assessment = self._assess(service, report, memory)
         if assessment.obstacle is not None or assessment.memory_bytes is None:
             raise Blocked(Reason.BUDGET_DOES_NOT_FIT, verdict.budget_fits(assessment).message)
-        report.image = image
+        report.pinned_image = pinned
         intent = Intent(
             service, image, self._options.image_pull_policy, assessment.memory_bytes, self._keys()
         )
@@ -273,11 +274,12 @@ class Reconciler:
         report.say(ConditionType.LIMITS_APPLIED, verdict.limits_applied(serving, outcome))
         return 2.0 if outcome is not None and outcome.pending else None
 
-    def _image(self, service: InferenceService, report: Report) -> str:
-        """The spec's image, or the pinned one: in status, or in the Deployment if status is lost."""
-        if service.spec.engine.image is not None:
-            return service.spec.engine.image
-        pinned = report.before.sidecar_image or stored.running_image(report.fleet.deployment)
+    def _pinned_image(self, service: InferenceService, report: Report) -> str:
+        """What runs unless the spec names another: pinned in status, or in the Deployment if status is
+        lost. An image that the spec names is no pin: taken out again, it is gone."""
+        pinned = report.before.sidecar_image
+        if pinned is None and service.spec.engine.image is None:
+            pinned = stored.running_image(report.fleet.deployment)
         return pinned or self._options.sidecar_image
 
     def _keys(self) -> Mapping[str, str]:

@@ -32,7 +32,7 @@ class Report:
     """The same as it is stored."""
     verdicts: Verdicts = field(default_factory=dict)
     service: InferenceService | None = None
-    image: str | None = None
+    pinned_image: str | None = None
     assessment: Assessment | None = None
     calibration: Calibration = field(default_factory=Calibration)
     states: Mapping[str, Signal[ReplicaState]] = field(default_factory=dict)
@@ -71,8 +71,8 @@ class Report:
                 self.before.conditions, self.verdicts, generation, now
             ),
         }
-        if self.image is not None:
-            changes["sidecar_image"] = self.image
+        if self.pinned_image is not None:
+            changes["sidecar_image"] = self.pinned_image
         executor = parts.executor_status(self.states.values())
         if executor is not None:
             changes["executor"] = executor

@@ -1,6 +1,8 @@
 """Nodes that only pretend, beside a control plane without any real node."""
 
+import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 from localcluster import build, fakes, handle, processes, standalone, steps
@@ -51,7 +53,29 @@ def test_pods_run_on_fake_nodes_as_far_as_their_accelerators_go(tmp_path: Path) 
         addresses = {pod["status"]["podIP"] for pod in pods if pod["status"].get("podIP")}
         assert len(addresses) == 36
 
-        cluster.kubectl("delete", "deployment", "many", "--cascade=foreground")
+        # One whose readiness somebody else tells runs, and is not ready at any moment.
+        told: Any = copy.deepcopy(MANY)
+        told["metadata"]["name"] = told["spec"]["selector"]["matchLabels"]["app"] = "told"
+        told["spec"]["replicas"] = 1
+        told["spec"]["template"]["metadata"] = {
+            "labels": {"app": "told"},
+            "annotations": {"kvscaler.io/fake-readiness": "told"},
+        }
+        told["spec"]["template"]["spec"]["containers"][0].pop("resources")
+        cluster.apply(told)
+
+        def running() -> list[dict[str, Any]]:
+            pods = cluster.get("pods", "-l", "app=told")["items"]
+            return [pod for pod in pods if pod["status"]["phase"] == "Running"]
+
+        steps.wait_until(running, "the Pod runs", 60)
+        (pod,) = running()
+        conditions = {c["type"]: c["status"] for c in pod["status"]["conditions"]}
+        assert conditions["Ready"] == conditions["ContainersReady"] == "False"
+        assert pod["status"]["containerStatuses"][0]["ready"] is False
+        assert "readyReplicas" not in cluster.get("deployment", "told")["status"]
+
+        cluster.kubectl("delete", "deployment", "many", "told", "--cascade=foreground")
         fakes.set_nodes(layout, 0)
         assert cluster.get("nodes")["items"] == []
         assert processes.find(layout.state, build.path("kwok")) is None

@@ -1,7 +1,7 @@
 """An operator beside Kubernetes' own controllers, on Pods that pretend and answer.
 
 Deployments, ReplicaSets, evictions, disruption budgets and autoscalers are the real ones. Pods are
-kwok's: ready at once, gone as soon as they are deleted. Each has an address of this machine, where a
+kwok's: running at once, gone as soon as they are deleted. Each has an address of this machine, where a
 `FakeSidecar` answers; what its probe would tell the kubelet is written into the Pod's status.
 """
 
@@ -20,13 +20,17 @@ from tests.controller.sidecars import FakeSidecar, make_state
 from tests.controller.world import World, service_object
 
 LOOK_SECONDS = 0.1
+READINESS = "kvscaler.io/fake-readiness"
+"""Keeps kwok from making a Pod ready: `Kubelet` does."""
 TOLERATED = {"key": "kvscaler.io/fake-node", "operator": "Exists"}
 
 
 def controlled_service(namespace: str, **spec: Any) -> Object:
     """A service whose Pods get to the nodes that pretend."""
     service = service_object(namespace, **spec)
-    service["spec"]["template"]["spec"]["tolerations"] = [TOLERATED]
+    template = service["spec"]["template"]
+    template["spec"]["tolerations"] = [TOLERATED]
+    template.setdefault("metadata", {}).setdefault("annotations", {})[READINESS] = "told"
     return service
 
 

@@ -30,7 +30,6 @@ async def with_one_that_warms(controlled: ControlledWorld, count: int) -> list[s
     names = await with_streams(controlled, count)
     controlled.kubelet.new_pods_are_ready = False
     await controlled.scale(count + 1)
-    # The node that pretends has it ready for a moment first.
     await controlled.eventually(controlled.holds_one, what="one more Pod warms")
     return names
 
@@ -169,7 +168,6 @@ async def test_a_lowered_maximum_and_a_new_template_at_once_drain_nothing_before
     await controlled.patch({"spec": edit})
 
     async def rolling() -> bool:
-        # (The node that pretends has new Pods ready for a moment, so that one may go.)
         return bool({name_of(p) for p in await controlled.pods()} - set(names))
 
     await controlled.eventually(rolling)

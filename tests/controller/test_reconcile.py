@@ -371,6 +371,20 @@ async def test_a_restarted_operator_writes_nothing_to_a_settled_service(world: W
     assert container["image"] == "docker.io/local/kvscaler-sidecar:one"
 
 
+async def test_an_image_taken_out_of_the_spec_gives_way_to_the_pinned_one(world: World) -> None:
+    pinned, wrong = "docker.io/local/kvscaler-sidecar:one", "docker.io/local/kvscaler-sidecar:wrong"
+    await running(world)
+
+    async def runs(image: str) -> bool:
+        (container,) = (await world.deployment())["spec"]["template"]["spec"]["containers"]
+        status = (await world.service())["status"]
+        return container["image"] == image and status["sidecarImage"] == pinned
+
+    for asked, running_image in ((wrong, wrong), (None, pinned)):
+        await world.patch({"spec": {"engine": {"image": asked}}})
+        await world.eventually(lambda image=running_image: runs(image))
+
+
 async def test_a_deleted_service_is_forgotten(world: World) -> None:
     created = await running(world)
     assert 'kvscaler_service_desired_replicas{name="chat"' in await world.metrics()
