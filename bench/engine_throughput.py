@@ -15,6 +15,7 @@ from typing import Any
 
 import harness
 import torch
+from kvscaler.budget.settings import AUTO, CPU_COMPUTE_DTYPES
 from kvscaler.engine.request import EngineRequest
 from kvscaler.engine.step import Chunk, StepPlan
 from kvscaler_sidecar.executors.dtype import ComputeDtype, choose_compute_dtype
@@ -107,7 +108,7 @@ def main() -> int:
     parser = harness.arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--new-tokens", type=int, default=32)
-    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
+    parser.add_argument("--dtype", default=AUTO, choices=CPU_COMPUTE_DTYPES)
     parser.add_argument("--batches", type=int, nargs="*", default=list(BATCHES))
     options = parser.parse_args()
 

@@ -7,10 +7,7 @@ without a word. It is refused by a condition instead, with both places named.
 from collections.abc import Iterator
 from typing import Any
 
-from kvscaler.protocol.state import ExecutorType
-
-from kvscaler_api.engine import EngineType
-from kvscaler_api.executor import is_modelled, named_executors
+from kvscaler_api.executor import is_modelled, option_faults
 from kvscaler_api.metadata import COMPONENT_LABEL, SERVICE_UID_LABEL
 from kvscaler_api.service import InferenceServiceSpec
 from kvscaler_api.template import ENGINE_CONTAINER, engine_settings, objects
@@ -68,12 +65,12 @@ _OWNED_FLAGS = {_flag(setting): field for setting, field in OWNED_SETTINGS.items
 
 
 def argument_conflicts(spec: InferenceServiceSpec) -> tuple[str, ...]:
-    """Arguments and environment that repeat a typed field, or name an executor that there is not,
+    """Arguments and environment that repeat a typed field, or ask our engine for what it has not,
     for `SpecValid=False/ArgConflict`."""
     return (
         *_argument_conflicts(spec),
         *_environment_conflicts(spec),
-        *_executor_conflicts(spec),
+        *option_faults(spec),
     )
 
 
@@ -97,14 +94,6 @@ def _environment_conflicts(spec: InferenceServiceSpec) -> Iterator[str]:
                 f"spec.template: env {entry['name']} of the container {ENGINE_CONTAINER} repeats"
                 f" {field}: remove it"
             )
-
-
-def _executor_conflicts(spec: InferenceServiceSpec) -> Iterator[str]:
-    if spec.engine.type is not EngineType.KVSCALER:
-        return
-    for place, name in named_executors(spec):
-        if name not in set(ExecutorType):
-            yield f"{place} {name!r}: there is no such executor; use {' or '.join(ExecutorType)}"
 
 
 def _template_conflicts(spec: InferenceServiceSpec) -> Iterator[str]:

@@ -18,6 +18,7 @@ from kvscaler.budget import (
     compute_budget,
     profile_for,
 )
+from kvscaler.budget.settings import AUTO
 from kvscaler.budget.version import Version
 from kvscaler.hardware import Accelerator, UnknownAccelerator
 from kvscaler.models import (
@@ -33,7 +34,7 @@ from kvscaler.models import (
 from kvscaler.models.architecture import Scalar
 from kvscaler.performance import StepTimeUnknown, step_time_on
 from kvscaler_api.conflicts import engine_container
-from kvscaler_api.executor import is_modelled
+from kvscaler_api.executor import is_modelled, wanted_compute_dtype
 from kvscaler_api.model import ArchitectureSpec
 from kvscaler_api.model import LayerGroup as LayerGroupSpec
 from kvscaler_api.reasons import Reason
@@ -124,7 +125,7 @@ def _with_budget(
         max_context_tokens=spec.model.max_context_tokens,
         block_tokens=spec.cache.block_tokens,
         kv_dtype=spec.cache.dtype.value,
-        compute_dtype=compute_dtype or "Auto",
+        compute_dtype=wanted_compute_dtype(spec) or compute_dtype or AUTO,
         tensor_parallel=spec.engine.tensor_parallel,
     )
     budget = obstacle = None

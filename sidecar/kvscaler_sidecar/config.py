@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from kvscaler.budget.settings import AUTO, CPU_COMPUTE_DTYPES
 from kvscaler.protocol.state import ExecutorType
 
 LIMIT_OVERRIDES = frozenset(
@@ -60,6 +61,12 @@ def _executor(text: str) -> ExecutorType:
         return ExecutorType(text)
     except ValueError:
         raise ValueError(f"there is no such executor; use {' or '.join(ExecutorType)}") from None
+
+
+def _compute_dtype(text: str) -> str:
+    if text not in CPU_COMPUTE_DTYPES:
+        raise ValueError(f"must be one of {', '.join(CPU_COMPUTE_DTYPES)}")
+    return text
 
 
 def _scale(text: str) -> float:
@@ -191,7 +198,7 @@ class Settings(ProcessSettings):
         _count, "longest prompt plus output; 0 takes the model's own", 0
     )
     block_tokens: int = _option(_positive, "tokens in one KV block", 16)
-    cache_dtype: str = _option(str, "data type of the KV cache; Auto never quantizes", "Auto")
+    cache_dtype: str = _option(str, "data type of the KV cache; Auto never quantizes", AUTO)
     prefix_caching: bool = _option(_switch, "Enabled or Disabled", True)
     memory_utilization_percent: float = _option(_percent, "share of the memory to use", 90)
     accelerator: str = _option(str, "name in the accelerator table", "cpu")
@@ -205,6 +212,11 @@ class Settings(ProcessSettings):
     )
     modelled_output_tokens: int = _option(
         _count, "mean output of the executor Modelled; 0 goes on until max_tokens", 0
+    )
+    compute_dtype: str = _option(
+        _compute_dtype,
+        "float32, bfloat16, or Auto: the faster one for this CPU (Modelled: the model's own)",
+        AUTO,
     )
     threads: int = _option(_count, "compute threads; 0 takes the CPUs of the container", 0)
 

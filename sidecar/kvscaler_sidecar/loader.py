@@ -36,7 +36,7 @@ class TorchLoader:
             torch.set_num_threads(settings.threads or thread_count())
         except ThreadsError as error:
             raise StartRefused(str(error)) from error
-        return cls(choose_compute_dtype())
+        return cls(choose_compute_dtype(settings.compute_dtype))
 
     @property
     def compute_dtype(self) -> str:

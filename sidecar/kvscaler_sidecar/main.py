@@ -149,7 +149,7 @@ def _loader(settings: Settings) -> "TorchLoader | ModelledLoader":
     if settings.executor is ExecutorType.MODELLED:
         from kvscaler_sidecar.modelled_loader import ModelledLoader  # noqa: PLC0415
 
-        return ModelledLoader(begun=time.monotonic())
+        return ModelledLoader(time.monotonic(), compute_dtype=settings.compute_dtype)
     from kvscaler_sidecar.loader import TorchLoader  # noqa: PLC0415
 
     return TorchLoader.for_machine(settings)

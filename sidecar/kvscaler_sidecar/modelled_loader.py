@@ -31,9 +31,8 @@ class ModelledLoader:
     begun: float
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-
-    compute_dtype = AUTO
-    """The card computes in the model's own element type."""
+    compute_dtype: str = AUTO
+    """`Auto`: the card computes in the model's own element type."""
 
     def __call__(self, settings: Settings, plan: Plan) -> Loaded:
         """The executor with its tokenizer, after the cold start.

@@ -11,6 +11,7 @@ from kvscaler_sidecar.config import Settings
 FREE_SETTINGS = {
     "models_dir",
     "executor",
+    "compute_dtype",
     "time_scale",
     "modelled_start_seconds",
     "modelled_output_tokens",

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from kvscaler_api.conflicts import argument_conflicts, template_conflicts
-from kvscaler_api.executor import is_modelled
+from kvscaler_api.executor import is_modelled, wanted_compute_dtype
 from kvscaler_api.implemented import not_implemented
 from kvscaler_api.service import InferenceServiceSpec, read_service
 
@@ -59,6 +59,33 @@ def test_an_executor_that_there_is_not_is_refused_with_its_place(changed: Any) -
     )
     (words,) = argument_conflicts(spec(changed, {"template": by_environment("torch")}))
     assert words.startswith("spec.template: env KVSCALER_EXECUTOR of the engine's container")
+
+
+@pytest.mark.parametrize(
+    ("args", "dtype"),
+    [
+        ([], None),
+        (["--compute-dtype=Auto"], None),
+        (["--compute-dtype=float32"], "float32"),
+        (["--compute-dtype", "bfloat16", "--threads=1"], "bfloat16"),
+    ],
+)
+def test_a_compute_dtype_may_be_asked_for(changed: Any, args: list[str], dtype: str | None) -> None:
+    service = spec(changed, {"engine": {"args": args}})
+    assert wanted_compute_dtype(service) == dtype
+    assert argument_conflicts(service) == ()
+
+
+def test_a_compute_dtype_that_our_engine_has_not_is_refused_with_its_place(changed: Any) -> None:
+    asked = {"engine": {"args": ["--threads=1", "--compute-dtype=int4"]}}
+    assert argument_conflicts(spec(changed, asked)) == (
+        "spec.engine.args[1] --compute-dtype 'int4': our engine does not compute in it; use one of"
+        " Auto, float32, bfloat16",
+    )
+    # Of another engine's arguments nothing is known.
+    asked["engine"]["type"] = "VLLM"
+    service = spec(changed, asked)
+    assert argument_conflicts(service) == () and wanted_compute_dtype(service) is None
 
 
 def test_what_is_modelled_needs_no_model_files(changed: Any) -> None:

@@ -83,7 +83,7 @@ def test_operator_and_replica_have_the_same_budget() -> None:
         if e.get("value")
     ]
     settings = parse_arguments([*container["args"][1:], *options])
-    plan = plan_start(settings, ModelledLoader.compute_dtype)
+    plan = plan_start(settings, settings.compute_dtype)
     ours, theirs = found.budget, plan.budget
     assert (theirs.lines, theirs.blocks, theirs.kv_bytes) == (
         ours.lines,

@@ -163,6 +163,9 @@ def test_the_budget_follows_what_replicas_compute_in() -> None:
     assert wide is not None and narrow is not None
     assert narrow.line("weights").bytes * 2 == wide.line("weights").bytes
     assert narrow.blocks > wide.blocks
+    # What they were told to compute in needs no replica that says so.
+    for args, same in ((["--compute-dtype=bfloat16"], narrow), (["--compute-dtype=Auto"], wide)):
+        assert assessed(engine={"args": args}).budget == same
 
 
 def test_an_unknown_model_awaits_a_replica_and_then_uses_what_it_read() -> None:

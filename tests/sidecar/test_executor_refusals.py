@@ -12,11 +12,14 @@ from kvscaler.models import ModelNotUnderstood
 from kvscaler_sidecar.executors.dtype import ComputeDtype, choose_compute_dtype
 from kvscaler_sidecar.executors.plan_check import ExecutorError
 from kvscaler_sidecar.executors.torch_cpu import Torch, TorchSettings
+from kvscaler_sidecar.loader import TorchLoader
 from kvscaler_sidecar.weights.llama import WeightsError
 from kvscaler_sidecar.weights.llama_config import LlamaConfig
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig as ReferenceConfig
 from transformers import LlamaForCausalLM
+
+from tests.sidecar.replicas import settings_for
 
 SETTINGS = TorchSettings(
     block_tokens=4,
@@ -147,11 +150,14 @@ def test_config_that_is_no_configuration(tmp_path: Path) -> None:
         LlamaConfig.read(tmp_path)
 
 
-def test_compute_dtype_is_chosen_with_a_reason() -> None:
+def test_compute_dtype_is_chosen_with_a_reason_unless_one_is_asked_for(tmp_path: Path) -> None:
     chosen = choose_compute_dtype()
     assert chosen.name in {"float32", "bfloat16"}
     assert "CPU" in chosen.reason or "timed" in chosen.reason
-    assert choose_compute_dtype("bfloat16").dtype == torch.bfloat16
+    for wanted in ("float32", "bfloat16"):
+        assert choose_compute_dtype(wanted).name == wanted
+    settings = settings_for(tmp_path, compute_dtype="bfloat16", threads=1)
+    assert TorchLoader.for_machine(settings).compute_dtype == "bfloat16"
     with pytest.raises(ValueError, match="'int4'"):
         choose_compute_dtype("int4")
 

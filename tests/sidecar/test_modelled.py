@@ -263,7 +263,7 @@ def loaded(settings: Settings, clock: Clock) -> Any:
 
 def test_the_pool_is_the_cards_and_not_the_pods() -> None:
     settings = modelled_settings()
-    plan = plan_start(settings, ModelledLoader.compute_dtype, memory_limit_bytes=128 << 20)
+    plan = plan_start(settings, settings.compute_dtype, memory_limit_bytes=128 << 20)
     made = loaded(settings, Clock())
     assert plan.budget == budget_on()
     assert made.executor.kv_blocks == plan.budget.blocks > 28_000

@@ -25,7 +25,10 @@ def test_a_flag_wins_over_its_variable_and_both_over_the_default() -> None:
         "KVSCALER_PREFIX_CACHING": "Disabled",
         "KVSCALER_LIMITS": '{"charge": "WorstCase"}',
     }
+    assert load({}, environment).compute_dtype == "Auto"
+    environment["KVSCALER_COMPUTE_DTYPE"] = "float32"
     settings = load({"memory_bytes": "2000", "threads": None}, environment)
+    assert settings.compute_dtype == "float32"
     assert settings.memory_bytes == 2000
     assert settings.served_names == ("a", "b")
     assert settings.prefix_caching is False
@@ -42,7 +45,7 @@ def test_the_served_name_comes_from_the_uri() -> None:
 def test_all_problems_are_told_at_once() -> None:
     with pytest.raises(ConfigurationError) as caught:
         load(
-            {"block_tokens": "0", "limits": '{"kv_blocks": 5}'},
+            {"block_tokens": "0", "compute_dtype": "int4", "limits": '{"kv_blocks": 5}'},
             {"KVSCALER_HTTP_PORT": "http", "KVSCALER_DRAIN_TIMEOUT_SECONDS": "nan"},
         )
     words = str(caught.value)
@@ -50,6 +53,7 @@ def test_all_problems_are_told_at_once() -> None:
         "--model-uri",
         "--memory-bytes",
         "--block-tokens='0'",
+        "--compute-dtype='int4'",
         "KVSCALER_HTTP_PORT='http'",
         "kv_blocks",
         "KVSCALER_DRAIN_TIMEOUT_SECONDS='nan'",
@@ -165,6 +169,7 @@ def test_a_refused_start_is_78_with_last_words_and_loads_nothing(tmp_path: Path)
             "kvscaler_sidecar.main",
             f"--model-uri={settings.model_uri}",
             f"--memory-bytes={GIB}",
+            "--compute-dtype=float32",
             f"--termination-log={words}",
         ],
         capture_output=True,

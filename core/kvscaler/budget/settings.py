@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 AUTO = "Auto"
+CPU_COMPUTE_DTYPES = (AUTO, "float32", "bfloat16")
+"""What our engine can be told to compute in; `Auto` picks the faster one for the CPU."""
 
 
 @dataclass(frozen=True, slots=True)

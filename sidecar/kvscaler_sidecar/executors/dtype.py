@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 
 import torch
+from kvscaler.budget.settings import AUTO, CPU_COMPUTE_DTYPES
 
 _ROWS, _INNER, _COLUMNS = 8, 1024, 2048
 _REPEATS = 9
@@ -27,19 +28,20 @@ class ComputeDtype:
         return str(self.dtype).removeprefix("torch.")
 
 
-def choose_compute_dtype(wanted: str = "auto", device: str = "cpu") -> ComputeDtype:
+def choose_compute_dtype(wanted: str = AUTO, device: str = "cpu") -> ComputeDtype:
     """The format to compute in on `device`.
 
     Args:
-        wanted: `auto`, `float32` or `bfloat16`.
+        wanted: one of `CPU_COMPUTE_DTYPES`.
 
     Raises:
         ValueError: `wanted` is none of these.
     """
-    if wanted in {"float32", "bfloat16"}:
+    if wanted not in CPU_COMPUTE_DTYPES:
+        words = ", ".join(CPU_COMPUTE_DTYPES)
+        raise ValueError(f"compute dtype is {wanted!r}; use one of {words}")
+    if wanted != AUTO:
         return ComputeDtype(getattr(torch, wanted), "configured")
-    if wanted != "auto":
-        raise ValueError(f"compute dtype is {wanted!r}; use auto, float32 or bfloat16")
     if device != "cpu":
         return ComputeDtype(torch.bfloat16, f"{device} computes bf16 natively")
     feature = _bf16_feature()
