@@ -23,7 +23,6 @@ from kvscaler_operator.decision import Calibration
 from kvscaler_operator.status import budget_status, executor_status
 from kvscaler_operator.validate import read
 from kvscaler_sidecar.config import parse_arguments
-from kvscaler_sidecar.modelled_loader import ModelledLoader
 from kvscaler_sidecar.start import plan_start
 
 from tests.controller.sidecars import make_state
