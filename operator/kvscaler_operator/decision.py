@@ -92,7 +92,7 @@ def replica_capacity(
             budget,
             admission_policy(spec),
             () if observed is None else (observed,),
-            _step_time(states),
+            _step_times(states),
         )
     except ValueError as error:
         return Absent(AbsenceReason.MISSING, "budget", str(error))
@@ -133,16 +133,10 @@ def _occupancy(state: ReplicaState) -> OccupancyReport:
     return state.occupancy
 
 
-def _step_time(states: States) -> StepTimeModel | None:
-    """The slowest replica's costs, since requests do not choose their replica."""
-    costs = [
-        s.value.step_costs
-        for s in states.values()
-        if isinstance(s, Present) and s.value.step_costs is not None
-    ]
-    if not costs:
-        return None
-    slowest = max(
-        costs, key=lambda c: (c.per_context_token_seconds, c.per_sequence_seconds, c.base_seconds)
+def _step_times(states: States) -> tuple[StepTimeModel, ...]:
+    """What each replica measured, in one order."""
+    return tuple(
+        StepTimeModel.from_costs(state.value.step_costs)
+        for _, state in sorted(states.items())
+        if isinstance(state, Present) and state.value.step_costs is not None
     )
-    return StepTimeModel.from_costs(slowest)

@@ -12,6 +12,7 @@ from kvscaler_operator import conditions as verdict
 from kvscaler_operator import stored
 from kvscaler_operator.cache import Key, ObjectCache
 from kvscaler_operator.conditions import Verdict
+from kvscaler_operator.gateways.kube import NotFoundError
 from kvscaler_operator.memory import ServiceMemory
 from kvscaler_operator.metrics import ServiceMetrics
 from kvscaler_operator.report import Report
@@ -19,6 +20,9 @@ from kvscaler_operator.resources import INFERENCE_SERVICES, name_of, namespace_o
 from kvscaler_operator.writers import Writers
 
 logger = logging.getLogger(__name__)
+
+GONE_SECONDS = 1.0
+"""When to look again for an object that was not there to be written."""
 
 
 class Publisher:
@@ -75,7 +79,14 @@ class Publisher:
             },
             "status": status,
         }
-        written = await self._writers.kube.apply(INFERENCE_SERVICES, document, subresource="status")
+        try:
+            written = await self._writers.kube.apply(
+                INFERENCE_SERVICES, document, subresource="status"
+            )
+        except NotFoundError as error:
+            # Deleted meanwhile: its event is on the way, and nobody is left to tell.
+            logger.info("%s/%s: %s", namespace_of(report.obj), name_of(report.obj), error)
+            return GONE_SECONDS
         self._services.observe(written)
         self._log_news(report)
         return None

@@ -40,7 +40,7 @@ from kvscaler_operator.keys import KeyFileError
 from kvscaler_operator.memory import ServiceMemory
 from kvscaler_operator.metrics import ServiceMetrics
 from kvscaler_operator.observe import observe_fleet
-from kvscaler_operator.publish import Publisher
+from kvscaler_operator.publish import GONE_SECONDS, Publisher
 from kvscaler_operator.report import Report
 from kvscaler_operator.resources import INFERENCE_SERVICES, Object, Resource, uid_of
 from kvscaler_operator.scale import foreign_scaler
@@ -122,7 +122,7 @@ class Reconciler:
         except NotFoundError as error:
             # Something vanished between cache and write: its event is on the way.
             logger.info("%s/%s: %s", *key, error)
-            waits.append(1.0)
+            waits.append(GONE_SECONDS)
         except Exception as error:
             failure = error
             memory.failures += 1

@@ -1,9 +1,11 @@
 """From an InferenceService to its children and status, on a real API server."""
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
+from kvscaler_operator.gateways.kube import NotFoundError
 from kvscaler_operator.resources import (
     CONFIG_MAPS,
     DEPLOYMENTS,
@@ -12,6 +14,7 @@ from kvscaler_operator.resources import (
     LEASES,
     SERVICES,
     Object,
+    Resource,
     name_of,
     namespace_of,
     uid_of,
@@ -401,6 +404,31 @@ async def test_a_deleted_service_is_forgotten(world: World) -> None:
     await world.kube.delete(DEPLOYMENTS, world.namespace, "chat", uid_of(deployment))
     await asyncio.sleep(1)
     assert await world.find(DEPLOYMENTS) is None
+
+
+async def test_a_service_that_goes_before_its_status_is_written_is_no_error(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    operator = await world.start_operator()
+    assert operator.kube is not None
+    apply, gone = operator.kube.apply, 0
+
+    async def deleted_first(resource: Resource, document: Object, **options: Any) -> Object:
+        nonlocal gone
+        if options.get("subresource") == "status" and not gone:
+            gone += 1
+            raise NotFoundError(404, "NotFound", "no such service", "PATCH status")
+        return await apply(resource, document, **options)
+
+    operator.kube.apply = deleted_first  # type: ignore[method-assign]
+    await world.create(service_object(world.namespace))
+
+    async def written() -> bool:
+        return "conditions" in ((await world.service()).get("status") or {})
+
+    await world.eventually(written)
+    assert gone == 1
+    assert [r for r in caplog.records if r.levelno >= logging.ERROR] == []
 
 
 async def test_a_pod_that_only_wears_our_labels_is_not_ours(world: World) -> None:

@@ -20,7 +20,9 @@ a token is produced each  t0 / (1 - ρ)  seconds, in closed form, because batch 
 with the time that a token takes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from kvscaler.protocol.state import StepCosts
 
@@ -71,6 +73,19 @@ class StepTimeModel:
             costs.per_prefill_token_seconds,
             source,
             costs.per_prefill_pair_seconds,
+        )
+
+    @classmethod
+    def mean(cls, models: Sequence["StepTimeModel"]) -> "StepTimeModel":
+        """The model whose every cost is the mean of the others' (one at least)."""
+        pairs = [m.pair_seconds for m in models if m.per_prefill_pair_seconds is not None]
+        return cls(
+            fmean(m.base_seconds for m in models),
+            fmean(m.per_sequence_seconds for m in models),
+            fmean(m.per_context_token_seconds for m in models),
+            fmean(m.per_prefill_token_seconds for m in models),
+            models[0].source,
+            fmean(m.pair_seconds for m in models) if pairs else None,
         )
 
     def costs(self, time_scale: float = 1.0) -> StepCosts:

@@ -15,8 +15,6 @@ from kvscaler.traffic.window import LEVEL_SECONDS, SHORT_SECONDS, Rate
 
 STEP_PROBABILITY = 1e-4
 """Chance of a false step in one window at one look."""
-BEGIN_PROBABILITY = 1e-2
-"""The same within a step that a longer window proved: when it began is estimated, not proved."""
 BELIEVED_SIGMAS = 1.0
 """Standard errors by which a step's believed rate stays below what its window shows, and above
 which of the last 12 s it never goes: a burst of a second asks for little."""
@@ -36,24 +34,32 @@ class Arrivals:
 def arrivals(level: Rate, short: Rate, *recent: Rate) -> Arrivals | None:
     """Level over 45 s, or the largest step that a recent window proves; `None` before any rate.
 
-    `short` (12 s) is one of the windows, `recent` are the others. From the longest down, each has
-    to stand out in the last one that did: chance makes no second step within one that is proved. A
-    level that is not yet watched for 45 s is reduced by a part of its standard error.
+    `short` (12 s) is one of the windows, `recent` are the others. When any of them proves that the
+    rate stepped up, it did so where that is most likely, and not in the shortest burst that stands
+    out; from there on, a second step has to be proved anew. A level that is not yet watched for
+    45 s is reduced by a part of its standard error.
     """
     if level.seconds < MIN_RATE_SECONDS:
         return None
     doubt = math.sqrt(level.count) * (1.0 - min(1.0, level.seconds / LEVEL_SECONDS))
     best = Arrivals((level.count - doubt) / level.seconds, level.seconds, step=False)
-    enclosing, chance = level, STEP_PROBABILITY
-    for window in sorted((short, *recent), key=lambda rate: -rate.seconds):
-        long_before = level.seconds - window.seconds >= MIN_RATE_SECONDS
-        if not long_before or _chance(window, enclosing) > chance:
-            continue
-        enclosing, chance = window, BEGIN_PROBABILITY
-        believed = min(lowest_rate(window), highest_rate(short, BELIEVED_SIGMAS))
+    windows = [w for w in (short, *recent) if level.seconds - w.seconds >= MIN_RATE_SECONDS]
+    enclosing = level
+    while windows := [w for w in windows if w.seconds < enclosing.seconds]:
+        if not any(_chance(window, enclosing) <= STEP_PROBABILITY for window in windows):
+            break
+        enclosing = max(windows, key=lambda window: _likelihood(window, enclosing))
+        believed = min(lowest_rate(enclosing), highest_rate(short, BELIEVED_SIGMAS))
         if believed > best.per_second:
-            best = Arrivals(believed, window.seconds, step=True)
+            best = Arrivals(believed, enclosing.seconds, step=True)
     return best
+
+
+def _likelihood(window: Rate, enclosing: Rate) -> float:
+    """Logarithm of the likelihood that the rate changed once, where `window` begins, but for a term
+    that all windows share."""
+    before = Rate(max(0.0, enclosing.count - window.count), enclosing.seconds - window.seconds)
+    return sum(r.count * math.log(r.per_second) for r in (window, before) if r.count > 0)
 
 
 def lowest_rate(window: Rate) -> float:

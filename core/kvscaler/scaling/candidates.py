@@ -43,7 +43,7 @@ def candidates_for(
     ):
         if answer is not None:
             found.append(answer)
-        elif constraint is Constraint.DECODE_COMPUTE and capacity.value.step_time is None:
+        elif constraint is Constraint.DECODE_COMPUTE and not capacity.value.step_times:
             unknown.append(Unknown(constraint, "step times of a replica are not known"))
         else:
             unknown.append(Unknown(constraint, why))

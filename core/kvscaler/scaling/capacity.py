@@ -19,8 +19,8 @@ class ReplicaCapacity:
     kv_blocks: int
     predicted_kv_blocks: int
     limits: AdmissionLimits
-    step_time: StepTimeModel | None = None
-    """`None` while no replica has measured its steps and no model of it is known."""
+    step_times: tuple[StepTimeModel, ...] = ()
+    """Of each replica that has measured its steps; empty while none has and no model is known."""
 
     def __post_init__(self) -> None:
         if self.usable_blocks < 1:
@@ -29,6 +29,24 @@ class ReplicaCapacity:
                 f" {self.limits.watermark_blocks} holds nothing: lower the watermark or raise its"
                 " memory"
             )
+
+    @property
+    def slowest_step_time(self) -> StepTimeModel | None:
+        """For objectives: requests do not choose their replica, and each is to meet them."""
+
+        def cost(model: StepTimeModel) -> tuple[float, float, float]:
+            return (
+                model.per_context_token_seconds,
+                model.per_sequence_seconds,
+                model.base_seconds,
+            )
+
+        return max(self.step_times, key=cost, default=None)
+
+    @property
+    def mean_step_time(self) -> StepTimeModel | None:
+        """For sums over the fleet: what a request holds is linear in the costs of its replica."""
+        return StepTimeModel.mean(self.step_times) if self.step_times else None
 
     @property
     def usable_blocks(self) -> int:
@@ -40,7 +58,7 @@ def replica_capacity(
     budget: KVBudget,
     policy: AdmissionPolicy,
     reported_kv_blocks: Iterable[int] = (),
-    step_time: StepTimeModel | None = None,
+    step_times: Iterable[StepTimeModel] = (),
 ) -> ReplicaCapacity:
     """Capacity from a budget and what the ready replicas report that they allocated.
 
@@ -51,4 +69,4 @@ def replica_capacity(
     reported = [blocks for blocks in reported_kv_blocks if blocks > 0]
     blocks = min(reported) if reported else None
     limits = admission_limits(budget, policy, calibrated_blocks=blocks)
-    return ReplicaCapacity(limits.kv_blocks, budget.blocks, limits, step_time)
+    return ReplicaCapacity(limits.kv_blocks, budget.blocks, limits, tuple(step_times))

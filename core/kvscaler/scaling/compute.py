@@ -20,7 +20,7 @@ def decode_compute(
     spec: ScalingSpec, capacity: ReplicaCapacity, demand: Demand, now: float
 ) -> Candidate | None:
     """Replicas for compute; `None` while lengths, arrivals or step times are unknown."""
-    window, rate, model = demand.window, demand.arrivals, capacity.step_time
+    window, rate, model = demand.window, demand.arrivals, capacity.slowest_step_time
     if window is None or rate is None or model is None or window.lengths is None:
         return None
     work = request_work(window.lengths)

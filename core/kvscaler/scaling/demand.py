@@ -135,5 +135,5 @@ def demand(
     lengths = window.lengths
     if lengths is not None and isinstance(capacity, Present):
         room, hits = capacity.value, window.prefix_hit_share or 0.0
-        lengths = lengths_when_full(lengths, room.step_time, room.usable_blocks, hits)
+        lengths = lengths_when_full(lengths, room.mean_step_time, room.usable_blocks, hits)
     return Demand(rate, window, live, why, lengths)

@@ -49,7 +49,8 @@ def capacity(
     blocks: int = 100, sequences: int = 256, step_time: StepTimeModel | None = None
 ) -> Present[ReplicaCapacity]:
     bounds = limits(blocks, watermark=0, sequences=sequences)
-    return Present(ReplicaCapacity(blocks, blocks, bounds, step_time), "test", NOW)
+    times = () if step_time is None else (step_time,)
+    return Present(ReplicaCapacity(blocks, blocks, bounds, times), "test", NOW)
 
 
 def traffic(

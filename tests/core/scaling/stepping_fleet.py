@@ -94,7 +94,7 @@ class SteppingFleet(SmallFleet):
         bounds = limits(35, watermark=2)
         self.watermark = 2
         self.capacity = Present(
-            ReplicaCapacity(35, 35, bounds, COSTS if costs_known else None), "test", self.now
+            ReplicaCapacity(35, 35, bounds, (COSTS,) if costs_known else ()), "test", self.now
         )
 
     def asked_at_least(self, replicas: int, since: float) -> float | None:

@@ -56,6 +56,31 @@ def test_a_sevenfold_rate_is_seen_within_5_s_and_most_of_it_within_13_s():
     assert sorted(most)[30] <= 13
 
 
+def highest_believed(seed: int, calm: float, spike: float, seconds: int = 90) -> float:
+    """Over the spike's true rate: what was believed at most at any look during it."""
+    source = random.Random(seed)
+    times = stream(source, 0.0, 60.0, calm) + stream(source, 60.0, 60.0 + seconds, spike)
+    return max(look(times, 60.0 + s).per_second for s in range(1, seconds)) / spike
+
+
+def test_bursts_within_a_spike_are_no_further_steps():
+    highest = sorted(highest_believed(seed, 0.23, 2.33) for seed in range(200))
+    assert highest[100] < 1.2
+    assert highest[180] < 1.36
+
+
+def test_a_second_step_within_45_s_is_seen_too():
+    second = []
+    for seed in range(40):
+        source = random.Random(seed)
+        times = stream(source, 0.0, 60.0, 0.29) + stream(source, 60.0, 80.0, 2.0)
+        times += stream(source, 80.0, 110.0, 8.0)
+        found = [look(times, 80.0 + s).per_second for s in range(1, 30)]
+        second.append(next((i + 1 for i, rate in enumerate(found) if rate > 5.0), 99))
+    assert sorted(second)[20] <= 6
+    assert sorted(second)[36] <= 13
+
+
 def test_what_is_believed_is_proved_by_its_window():
     for count, seconds, error in ((36, 12.0, 0.15866), (36, 24.0, 0.15866), (7, 3.0, 0.15866 / 4)):
         mean = lowest_rate(Rate(count, seconds)) * seconds

@@ -168,3 +168,32 @@ def test_a_burst_that_has_passed_keeps_no_replicas_beyond_the_window():
     # The level of 45 s holds the burst at first, and so does the queue that it left.
     last = max(d.time for d in service.decisions if d.desired_replicas > 1)
     assert last - burst <= 30.0 + 45.0
+
+
+def test_a_fleet_is_sized_by_its_mean_replica_and_objectives_by_its_slowest():
+    """One that has just started, beside others that start, has timed its steps too slow."""
+    slow = StepTimeModel(
+        *(3 * seconds for seconds in (
+            COSTS.base_seconds, COSTS.per_sequence_seconds,
+            COSTS.per_context_token_seconds, COSTS.per_prefill_token_seconds,
+        )),
+        "just started",
+    )  # fmt: skip
+    alone = capacity(blocks=33, step_time=COSTS)
+    mixed = replace(alone, value=replace(alone.value, step_times=(COSTS, COSTS, slow, COSTS)))
+    assert mixed.value.slowest_step_time == slow
+    mean = mixed.value.mean_step_time
+    assert mean is not None
+    assert mean.base_seconds == pytest.approx(1.5 * COSTS.base_seconds)
+    assert mean.pair_seconds == pytest.approx(1.5 * COSTS.pair_seconds)
+
+    def held(room):
+        found = settle(room=room, seen=traffic(level=0.5, lengths=SEEN))
+        return next(
+            i.value for c in found.candidates if c.constraint is Constraint.MEMORY
+            for i in c.inputs if i.name == "kvPerRequest"
+        )  # fmt: skip
+
+    only_slow = replace(alone, value=replace(alone.value, step_times=(slow,)))
+    assert held(alone) < held(mixed) < held(only_slow)
+    assert held(mixed) == pytest.approx(lengths_when_full(SEEN, mean, 33).block_seconds)
