@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from kvscaler.budget.fit import fitted
 from kvscaler.budget.lines import Basis, BudgetLine, KVBudget
 
 TRUST = 0.5
@@ -127,11 +128,15 @@ def _with_lines(budget: KVBudget, lines: tuple[BudgetLine, ...], blocks: int | N
     kv_bytes = budget.usable_bytes - sum(line.bytes for line in lines)
     down = math.hypot(*(line.high_bytes - line.bytes for line in lines))
     up = math.hypot(*(line.bytes - line.low_bytes for line in lines))
-    return replace(
+    held = budget.layout.blocks_in(kv_bytes) if blocks is None else blocks
+    changed = replace(
         budget,
         lines=lines,
         kv_bytes=kv_bytes,
         kv_low_bytes=int(kv_bytes - down),
         kv_high_bytes=int(kv_bytes + up),
-        blocks=budget.layout.blocks_in(kv_bytes) if blocks is None else blocks,
+        blocks=held,
+        max_sequences=max(1, min(budget.max_sequences, held)),
     )
+    fit, context = fitted(changed)
+    return replace(changed, fit=fit, max_context_tokens=context)

@@ -1,5 +1,6 @@
 """From model, accelerator and engine to the budget: the formula that everything starts from."""
 
+from kvscaler.budget.fit import SMALLEST_CONTEXT_TOKENS, fit_of
 from kvscaler.budget.interval import kv_interval
 from kvscaler.budget.layout import PoolLayout
 from kvscaler.budget.lines import Fit, KVBudget, gib
@@ -7,9 +8,6 @@ from kvscaler.budget.profile import EngineProfile
 from kvscaler.budget.settings import EngineSettings, ResolvedSettings
 from kvscaler.hardware import Accelerator
 from kvscaler.models import ModelArchitecture
-
-SMALLEST_CONTEXT_TOKENS = 256
-"""A replica that can't hold one request of this length is not worth starting."""
 
 
 class BudgetUnknown(ValueError):
@@ -45,9 +43,8 @@ def compute_budget(
     layout = profile.layout(model, resolved)
     blocks = layout.blocks_in(kv_bytes)
     context, needed_tokens = _context(model, resolved, layout, blocks)
-    fit = _fit(
-        accelerator=accelerator,
-        usable_bytes=usable,
+    fit = fit_of(
+        device_bytes=accelerator.memory_bytes,
         overhead_bytes=overhead,
         layout=layout,
         blocks=blocks,
@@ -127,40 +124,3 @@ def _context(
     longest = layout.longest(blocks, model.max_context_tokens)
     needed = min(SMALLEST_CONTEXT_TOKENS, model.max_context_tokens)
     return max(longest, needed), needed
-
-
-def _fit(
-    *,
-    accelerator: Accelerator,
-    usable_bytes: int,
-    overhead_bytes: int,
-    layout: PoolLayout,
-    blocks: int,
-    needed_tokens: int,
-    kv_bytes: int,
-    utilization_percent: float,
-) -> Fit:
-    needed_blocks = layout.sequence_blocks(needed_tokens)
-    needed_bytes = needed_blocks * layout.block_bytes
-    if blocks >= needed_blocks:
-        held = layout.longest(blocks, 1 << 40)
-        return Fit(True, 0, f"{blocks} blocks hold {held} tokens", needed_bytes)
-    shortfall = needed_bytes - kv_bytes
-    device = accelerator.memory_bytes or 0
-    memory_needed = device + shortfall * 100 / utilization_percent
-    remedies = [f"an accelerator memory of {gib(memory_needed)}"]
-    longest = layout.longest(blocks, needed_tokens)
-    longest -= longest % layout.block_tokens
-    if longest >= SMALLEST_CONTEXT_TOKENS:
-        remedies.append(f"maxContextTokens {longest}")
-    rounded = -(-needed_tokens // layout.block_tokens) * layout.block_tokens
-    return Fit(
-        False,
-        shortfall,
-        f"does not fit by {gib(shortfall)}: one request of {rounded} tokens needs "
-        f"{gib(needed_bytes)} of KV cache, and {gib(max(0, kv_bytes))} of "
-        f"{gib(device)} x {utilization_percent:g}% are left after "
-        f"{gib(overhead_bytes)} for weights and overhead. It would fit with "
-        f"{' or with '.join(remedies)}",
-        needed_bytes,
-    )

@@ -1,36 +1,22 @@
-"""Reverse questions and calibration."""
+"""What a budget says of itself, and what observations teach."""
+
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvscaler import hardware
 from kvscaler.budget import (
-    Deployment,
-    EngineSettings,
     Observation,
     calibrate,
-    cheapest_changes,
-    dtype_changes,
     largest_context,
-    profile_for,
     sequences_at,
-    smallest_group,
     waste,
 )
 from kvscaler.budget.lines import Basis
-from kvscaler.models import catalogue
+
+from tests.core.budget.deployments import deployment
 
 GIB = 1 << 30
-
-
-def deployment(name="llama-3.1-8b", card="h100", engine="vllm@0.20.0", **settings):
-    accelerator = hardware.find(card)
-    return Deployment(
-        catalogue.find(name).architecture,
-        accelerator,
-        profile_for(engine, accelerator),
-        EngineSettings(**settings),
-    )
 
 
 def test_sequences_and_context_are_each_others_inverse():
@@ -41,50 +27,35 @@ def test_sequences_and_context_are_each_others_inverse():
     assert largest_context(budget, asked.model, number) >= 4000
 
 
-def test_smallest_group_is_the_first_that_holds_it():
-    asked = deployment("llama-3.1-70b")
-    found = smallest_group(asked, context_tokens=8192, concurrency=4)
-    assert found is not None
-    assert found.ranks == 4
-    assert found.blocks >= 4 * 512
-    half = asked.budget(tensor_parallel=2, max_context_tokens=8192)
-    assert half.blocks < 4 * 512
-    assert smallest_group(asked, context_tokens=131_072, concurrency=100_000) is None
-
-
-def test_what_other_types_would_change():
-    asked = deployment(max_context_tokens=8192)
-    changes = {change.name: change for change in dtype_changes(asked)}
-    blocks = asked.budget().blocks
-    assert changes["KV cache in fp8_e4m3"].budget.blocks == pytest.approx(2 * blocks, rel=0.001)
-    assert changes["weights in fp8"].budget.kv_bytes > asked.budget().kv_bytes + 6 * GIB
-
-
-def test_the_three_cheapest_changes_all_fit():
-    asked = deployment(card="rtx-4090", max_context_tokens=131_072)
-    assert not asked.budget().fit.fits
-    changes = cheapest_changes(asked)
-    assert len(changes) == 3
-    assert all(change.budget.fit.fits for change in changes)
-    assert changes[0].name.startswith("context of")
-    assert cheapest_changes(deployment(max_context_tokens=8192)) == ()
-
-
-def test_too_large_a_model_needs_devices_or_fewer_bits():
-    names = [c.name for c in cheapest_changes(deployment("qwen3-32b", card="rtx-4090"))]
-    assert names == ["weights in int4-g128", "4 devices", "8 devices"]
+def test_a_speculative_step_writes_ahead_of_the_last_token():
+    budget = deployment().budget()
+    assert sequences_at(budget, 1000, 600) == budget.blocks // 100
+    assert sequences_at(budget, 1000, 600, speculative_tokens=3) == budget.blocks // 101
 
 
 def test_waste_by_cause():
     asked = deployment("gemma-4-26b-a4b")
-    lost = waste(asked.budget(), asked.model, tokens=1000)
+    lost = waste(asked, asked.budget(), tokens=1000)
     assert lost.rounding_bytes > 0
     assert lost.replication_bytes == 0
-    many = deployment("qwen3-30b-a3b", tensor_parallel=8)
-    budget = many.budget()
-    assert waste(budget, many.model, 1000).replication_bytes == pytest.approx(
-        budget.pool_bytes / 2, rel=0.01
-    )
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "copied"),
+    [
+        # 4 KV heads on 8 ranks are kept twice, on 4 ranks once, whatever the pipeline's stages.
+        ("qwen3-30b-a3b", {"tensor_parallel": 8}, 1 / 2),
+        ("qwen3-30b-a3b", {"tensor_parallel": 4, "pipeline_parallel": 2}, 0),
+        # Every rank keeps MLA's latents, unless ranks share the tokens.
+        ("deepseek-v3", {"tensor_parallel": 8}, 7 / 8),
+        ("deepseek-v3", {"tensor_parallel": 8, "context_parallel": 8}, 0),
+    ],
+)
+def test_copies_of_keys_and_values(name, settings, copied):
+    asked = deployment(name, card="h200", **settings)
+    budget = asked.budget()
+    found = waste(asked, budget, 1000).replication_bytes
+    assert found == pytest.approx(copied * budget.pool_bytes, rel=0.01)
 
 
 @given(st.floats(0.7, 1.3))
@@ -121,3 +92,29 @@ def test_siblings_learn_and_strangers_do_not():
     assert better.kv_high_bytes - better.kv_low_bytes < sibling.kv_high_bytes - sibling.kv_low_bytes
     for stranger in (deployment("qwen3-8b").budget(), deployment(card="a100").budget()):
         assert learned.applied_to(stranger) == stranger
+
+
+def test_an_observation_that_leaves_too_little_no_longer_fits():
+    asked = deployment(max_context_tokens=131_072)
+    observed, _ = calibrate(asked.budget(), Observation(kv_bytes=15 * GIB))
+    assert not observed.fit.fits
+    assert observed.fit.shortfall_bytes == GIB
+    assert calibrate(asked.budget(), Observation(kv_bytes=16 * GIB))[0].fit.fits
+
+
+def test_a_context_that_nobody_stated_shrinks_with_the_observed_pool():
+    observed, _ = calibrate(deployment().budget(), Observation(blocks=2000))
+    assert observed.fit.fits
+    assert observed.max_context_tokens == 32_000
+
+
+def test_a_calibrated_deployment_corrects_its_siblings_only():
+    asked = deployment()
+    seen = asked.budget()
+    _, learned = calibrate(seen, Observation(kv_bytes=seen.kv_bytes - GIB))
+    corrected = replace(asked, calibration=learned)
+    assert corrected.budget().kv_bytes == pytest.approx(seen.kv_bytes - GIB, abs=100)
+    lower = corrected.changed(memory_utilization_percent=80)
+    assert lower.budget().kv_bytes < deployment(memory_utilization_percent=80).budget().kv_bytes
+    other = replace(deployment(card="a100"), calibration=learned)
+    assert other.budget() == deployment(card="a100").budget()
