@@ -101,7 +101,8 @@ def _check(settings: EngineSettings) -> None:
         ("tensor_parallel", 1), ("pipeline_parallel", 1), ("data_parallel", 1),
         ("context_parallel", 1), ("speculative_tokens", 0), ("draft_layers", 0),
         ("max_context_tokens", 1), ("max_sequences", 1), ("step_tokens", 1), ("block_tokens", 1),
-        ("adapters", 0), ("adapter_rank", 0), ("kv_cache_bytes", 0),
+        ("adapters", 0), ("adapter_rank", 0), ("kv_cache_bytes", 0), ("weight_offload_bytes", 0),
+        ("dense_parallel", 1),
     ):  # fmt: skip
         value = getattr(settings, name)
         if value is None:

@@ -35,6 +35,23 @@ class BudgetLine:
 
 
 @dataclass(frozen=True, slots=True)
+class Range:
+    """A constant and the range in which it is expected: nine of ten cases of its class."""
+
+    value: float
+    low: float
+    high: float
+
+    def line(self, name: str, note: str) -> BudgetLine:
+        """The line that this many bytes make."""
+        return BudgetLine(name, int(self.value), Basis.DEFAULT, int(self.low), int(self.high), note)
+
+    def times(self, factor: float) -> "Range":
+        """The same, `factor` times as large."""
+        return Range(self.value * factor, self.low * factor, self.high * factor)
+
+
+@dataclass(frozen=True, slots=True)
 class Fit:
     """Whether one request of the longest context fits, by how much not, and what would help."""
 

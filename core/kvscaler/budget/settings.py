@@ -35,6 +35,14 @@ class EngineSettings:
     """The pool's size given outright (`kv_cache_memory_bytes`)."""
     vision: bool = True
     """Profile the vision tower (`False` for language-model-only serving)."""
+    data_parallel_head: bool = False
+    """Each attention replica keeps its own head (SGLang `enable_dp_lm_head`)."""
+    expert_parallel: bool = False
+    """Tokens travel to the experts (SGLang `moe_a2a_backend`): shared experts are on every rank."""
+    dense_parallel: int | None = None
+    """Ranks that share the layers without experts (SGLang `moe_dense_tp_size`)."""
+    weight_offload_bytes: int = 0
+    """Weights of each rank that stay in the host's memory (vLLM `cpu_offload_gb`)."""
     adapter_rank: int = 0
     adapters: int = 0
     offline: bool = False
@@ -65,5 +73,9 @@ class ResolvedSettings:
     cuda_graphs: bool = True
     kv_cache_bytes: int | None = None
     vision: bool = True
+    data_parallel_head: bool = False
+    expert_parallel: bool = False
+    dense_parallel: int | None = None
+    weight_offload_bytes: int = 0
     adapter_rank: int = 0
     adapters: int = 0

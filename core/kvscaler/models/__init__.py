@@ -8,6 +8,7 @@ from kvscaler.models.inline import inline_architecture, inline_group
 from kvscaler.models.layers import LayerGroup, LayerKind, RecurrentState
 from kvscaler.models.quantization import Quantization
 from kvscaler.models.tensors import TensorKind
+from kvscaler.models.weights import Split
 
 __all__ = [
     "LayerGroup",
@@ -16,6 +17,7 @@ __all__ = [
     "ModelNotUnderstood",
     "Quantization",
     "RecurrentState",
+    "Split",
     "TensorKind",
     "UnknownModel",
     "canonical_dtype",

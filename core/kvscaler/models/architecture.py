@@ -8,7 +8,7 @@ missing or strange: a guessed KV size ends in an out-of-memory hours later.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from kvscaler.models.kv_formats import index_token_bytes, kv_format, layer_token_bytes
@@ -103,17 +103,10 @@ class ModelArchitecture:
         return total_bytes(self.tensors, self.quantization, dtype)
 
     def rank_weight_bytes(
-        self,
-        dtype: str,
-        *,
-        tensor: int = 1,
-        pipeline: int = 1,
-        attention: int | None = None,
-        experts: int | None = None,
-        draft: bool = False,
+        self, dtype: str, split: Split | None = None, *, draft: bool = False
     ) -> int:
         """Bytes of weights on the fullest rank; `draft` adds the multi-token-prediction layers."""
-        split = Split(tensor, pipeline, attention, self.kv_heads, self.vocab_size, experts)
+        split = replace(split or Split(), kv_heads=self.kv_heads, vocab_size=self.vocab_size)
         kinds = self.tensors + (self.draft if draft else ())
         computed = rank_bytes(kinds, self.quantization, dtype, split)
         if self.stored_bytes is None:
@@ -127,8 +120,7 @@ class ModelArchitecture:
         experts = self.tensor("experts")
         if experts is None:
             return 0
-        split = Split(tensor, 1, None, self.kv_heads, self.vocab_size)
-        return rank_bytes((experts,), self.quantization, dtype, split)
+        return rank_bytes((experts,), self.quantization, dtype, Split(tensor))
 
     @property
     def digest(self) -> str:

@@ -61,8 +61,10 @@ def _feed_forward(fields: Fields, family: Family, shapes: Shapes) -> list[Tensor
     dense_elements = dense * size
     if blocks:
         dense_elements = sum(3 * shapes.hidden * int(name) * count for name, count in blocks)
+    down = dense_elements // matrices
     kinds = [
-        TensorKind("feed-forward", dense_elements, "model.layers.0.mlp.gate_proj"),
+        TensorKind("feed-forward", dense_elements - down, "model.layers.0.mlp.gate_proj"),
+        TensorKind("feed-forward output", down, "model.layers.0.mlp.down_proj"),
         TensorKind("feed-forward biases", biases, "bias", linear=False),
     ]
     if experts:

@@ -21,7 +21,7 @@ from kvscaler.models.layers import LayerGroup, LayerKind, RecurrentState
 from kvscaler.models.parameters import sparse_layers, tensor_kinds
 from kvscaler.models.quantization import Quantization
 from kvscaler.models.shapes import Shapes
-from kvscaler.models.tensors import Shard, TensorKind
+from kvscaler.models.tensors import FEED_FORWARD, Shard, TensorKind
 
 
 def parse(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,7 +44,6 @@ def parse(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
     tensors = tensor_kinds(fields, family, shapes)
     draft = _draft(fields, tensors, shapes)
     facts = _facts(fields, text, model_type, shapes, native, quantization)
-    rotary = fields.get("partial_rotary_factor") or 1
     made = {
         "model_type": model_type,
         "groups": groups,
@@ -59,14 +58,24 @@ def parse(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
         "facts": facts,
         "quantization": quantization,
         "draft": draft,
-        "rotary_dim": fields.optional("qk_rope_head_dim")
-        or int(shapes.head_dim * float(rotary if isinstance(rotary, (int, float)) else 1)),
+        "rotary_dim": fields.optional("qk_rope_head_dim") or _rotary_dim(fields, shapes),
         "experts_per_token": fields.integer("num_experts_per_tok", default=0, least=0),
         "expert_width": fields.integer("moe_intermediate_size", default=shapes.inner),
         "overrides": tuple(sorted(overrides)),
     }
     fields.refuse()
     return made
+
+
+def _rotary_dim(fields: Fields, shapes: Shapes) -> int:
+    """Elements of a head that carry positions; all of them unless a share is stated."""
+    share = fields.get("partial_rotary_factor")
+    if share is None:
+        return shapes.head_dim
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+        fields.problems.append(f"partial_rotary_factor is {shown(share)}, not between 0 and 1")
+        return shapes.head_dim
+    return int(shapes.head_dim * share)
 
 
 def _quantization(fields: Fields, text: Mapping[str, Any]) -> Quantization | None:
@@ -195,11 +204,11 @@ def _draft(
     for kind in tensors:
         if kind.name in ("embeddings", "head", "vision") or kind.name.startswith("recurrent"):
             continue
-        if kind.name == "feed-forward" and sparse:
+        if kind.name in FEED_FORWARD and sparse:
             continue
         expert = kind.name in ("experts", "shared experts", "router", "expert latents")
         layers_of = sparse_layers(fields, shapes) if expert else attention
-        if kind.name in ("feed-forward", "norms"):
+        if kind.name in (*FEED_FORWARD, "norms"):
             layers_of = shapes.layers
         per_layer += kind.elements / max(1, layers_of)
     return (TensorKind("draft", round(layers * per_layer), "model.mtp", Shard.TENSOR),)

@@ -24,7 +24,12 @@ GGUF_BITS: Mapping[str, float] = {
 }  # fmt: skip
 """Average bits per weight of a file of this type."""
 
-_KNOWN = "fp8, int8, int4, awq, gptq, nvfp4, mxfp4, bnb-4bit, bnb-8bit, gguf-<type>"
+LINEAR_ATTENTION = "re:.*linear_attn.*"
+"""What recipes for NVFP4 leave in 16 bits (llm-compressor, examples/quantization_w4a4_fp4), where a
+checkpoint's own list does not say otherwise."""
+
+_KNOWN = "fp8, int8, int4, int4-int8, awq, gptq, nvfp4, mxfp4, bnb-4bit, bnb-8bit, gguf-<type>"
+"""`int4-int8`: 4-bit experts, everything else 8 bits (ModelSlim's `w4a8` of DeepSeek)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,13 @@ class Quantization:
     whole_file: bool = False
     """Embeddings, head and norms are in the average too (GGUF)."""
     other_bytes: float | None = None
-    """Mixed schemes: bytes of matrices outside the feed-forward (`nvfp4-mixed`: fp8)."""
+    """Mixed schemes: bytes of matrices that are no routed experts (`nvfp4-mixed`: fp8)."""
+
+    @property
+    def stated(self) -> bool:
+        """Whether it is told what stays in 16 bits, by a list or by the format."""
+        listed = bool(self.skips) and self.skips != (LINEAR_ATTENTION,)
+        return listed or self.whole_file or self.name == "mxfp4"
 
 
 def parse_name(name: str) -> Quantization:
@@ -53,6 +64,8 @@ def parse_name(name: str) -> Quantization:
         raise ModelNotUnderstood(
             f"GGUF type {name[:40]!r} is not known; known are {', '.join(sorted(GGUF_BITS))}"
         )
+    if text == "int4-int8":
+        return Quantization("int4-int8", 0.5 + 4 / 4096, experts_only=True, other_bytes=1.0)
     match = re.fullmatch(
         r"(int4|awq|gptq|int8|w8a8|w4a16|w4a8|w8a16)(?:-g(\d{1,5}))?(.{0,20})", text
     )
@@ -68,9 +81,9 @@ def parse_name(name: str) -> Quantization:
     if text.startswith("fp8") or text in ("float8", "float-quantized"):
         return Quantization("fp8", 1.0 + 4 / 16384)
     if text == "nvfp4-mixed":
-        return Quantization("nvfp4-mixed", 4.5 / 8, other_bytes=1.0)
+        return Quantization("nvfp4-mixed", 4.5 / 8, experts_only=True, other_bytes=1.0)
     if text.startswith("nvfp4"):
-        return Quantization("nvfp4", 4.5 / 8)
+        return Quantization("nvfp4", 4.5 / 8, skips=(LINEAR_ATTENTION,))
     if text == "mxfp4-mixed":
         return Quantization("mxfp4-mixed", 4.25 / 8, experts_only=True, other_bytes=1.0)
     if text.startswith("mxfp4"):
@@ -106,7 +119,9 @@ def parse_config(config: Mapping[str, Any]) -> Quantization:
         found = parse_name("bnb-8bit" if config.get("load_in_8bit") else "bnb-4bit")
     elif method in ("modelopt", "modelopt_fp4", "nvfp4") or "quant_algo" in config:
         algorithm = str(config.get("quant_algo") or "nvfp4").lower()
-        found = parse_name("fp8" if algorithm.startswith("fp8") else "nvfp4")
+        # ModelOpt's mixed precision: routed experts in NVFP4, other layers in FP8.
+        name = {"f": "fp8", "m": "nvfp4-mixed"}.get(algorithm[:1], "nvfp4")
+        found = parse_name(name)
     elif method == "compressed-tensors":
         found = _compressed_tensors(config)
     else:

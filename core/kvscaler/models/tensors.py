@@ -27,6 +27,10 @@ class Stage(StrEnum):
     LAST = "last"
 
 
+FEED_FORWARD = ("feed-forward", "feed-forward output")
+"""Kinds of the feed-forward of layers without experts."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorKind:
     """`elements` over all layers; `path` is a module name as checkpoints and ignore lists write it."""

@@ -5,20 +5,43 @@ from dataclasses import dataclass
 
 from kvscaler.models.dtypes import dtype_bytes
 from kvscaler.models.quantization import Quantization, skipped
-from kvscaler.models.tensors import Shard, Stage, TensorKind
+from kvscaler.models.tensors import FEED_FORWARD, Shard, Stage, TensorKind
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How a model is divided: `attention` is smaller than `tensor` under data-parallel attention."""
+    """Among how many ranks each part of a model is divided; what is `None` is divided by `tensor`."""
 
     tensor: int = 1
     pipeline: int = 1
     attention: int | None = None
+    """Attention: fewer ranks than `tensor` where each group of them serves requests of its own."""
+    experts: int | None = None
+    """Routed experts: more than `tensor` where data-parallel engines share one group of them."""
+    shared_experts: int | None = None
+    dense: int | None = None
+    """Feed-forward of layers without experts."""
+    embeddings: int | None = None
+    head: int | None = None
     kv_heads: int = 1
     vocab_size: int = 1
-    experts: int | None = None
-    """Ranks that share the experts, where they are more than `tensor` (data-parallel attention)."""
+
+    def ranks(self, kind: TensorKind) -> int:
+        """Ranks that share `kind`."""
+        if kind.shard is Shard.KV_HEADS or kind.name in _ATTENTION:
+            return self.attention or self.tensor
+        if kind.name in FEED_FORWARD:
+            return self.dense or self.tensor
+        named = {
+            "experts": self.experts,
+            "shared experts": self.shared_experts,
+            "embeddings": self.embeddings,
+            "head": self.head,
+        }
+        return named.get(kind.name) or self.tensor
+
+
+_ATTENTION = ("query", "attention output", "latent expansion")
 
 
 def kind_bytes_per_element(
@@ -43,12 +66,7 @@ def kind_bytes_per_element(
     if quantization.experts_only and kind.name != "experts":
         other = quantization.other_bytes
         return float(element_bytes) if other is None else other
-    if quantization.other_bytes is not None and kind.name not in _FEED_FORWARD:
-        return quantization.other_bytes
     return quantization.bytes_per_weight
-
-
-_FEED_FORWARD = ("feed-forward", "experts", "shared experts")
 
 
 def total_bytes(kinds: Iterable[TensorKind], quantization: Quantization | None, dtype: str) -> int:
@@ -71,15 +89,9 @@ def rank_bytes(
     head (vLLM `distributed/utils.py`, `get_pp_indices`).
     """
     element = dtype_bytes(dtype)
-    attention = split.attention or split.tensor
     stages = dict.fromkeys(Stage, 0.0)
     for kind in kinds:
-        tensor = split.tensor
-        if kind.shard in (Shard.KV_HEADS,) or kind.name in ("query", "attention output"):
-            tensor = attention
-        elif kind.shard is Shard.EXPERTS:
-            tensor = split.experts or split.tensor
-        elements = kind.rank_elements(tensor, split.kv_heads, split.vocab_size)
+        elements = kind.rank_elements(split.ranks(kind), split.kv_heads, split.vocab_size)
         size = elements * kind_bytes_per_element(kind, quantization, element)
         stages[kind.stage] += size
         if kind.tied_head and split.pipeline > 1:

@@ -4,7 +4,7 @@ import json
 import struct
 
 import pytest
-from kvscaler.models import ModelArchitecture, ModelNotUnderstood, catalogue, read_model
+from kvscaler.models import ModelArchitecture, ModelNotUnderstood, Split, catalogue, read_model
 
 LLAMA = dict(catalogue.find("llama-3.2-1b").architecture.facts)
 
@@ -74,7 +74,7 @@ def test_an_index_gives_the_exact_bytes_of_the_weights(tmp_path):
     model = read_model(tmp_path)
     assert model.stored_bytes == 2_471_645_608
     assert model.rank_weight_bytes("bf16") == 2_471_645_608
-    halves = model.rank_weight_bytes("bf16", tensor=2)
+    halves = model.rank_weight_bytes("bf16", Split(2))
     assert 2_471_645_608 / 2 <= halves < 2_471_645_608 * 0.51
 
 

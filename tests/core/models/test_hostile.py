@@ -46,6 +46,7 @@ def test_any_field_may_be_nonsense(name, changes):
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'"),
         ({"quantization_config": ["awq"]}, "quantization_config is a list"),
         ({"vision_config": 7}, "vision_config is a int"),
+        ({"partial_rotary_factor": float("inf")}, "partial_rotary_factor is inf"),
     ],
 )
 def test_wrong_values_are_named(change, words):

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvscaler.models import ModelArchitecture, ModelNotUnderstood, catalogue
+from kvscaler.models import ModelArchitecture, ModelNotUnderstood, Split, catalogue
 from kvscaler.models.quantization import parse_config, parse_name
 
 GIB = 1 << 30
@@ -99,7 +99,7 @@ def test_unknown_schemes_are_refused(block):
 )
 def test_ranks_hold_what_logs_say(name, dtype, ranks, gib):
     model = catalogue.find(name).architecture
-    assert model.rank_weight_bytes(dtype, tensor=ranks) / GIB == pytest.approx(gib, abs=0.01)
+    assert model.rank_weight_bytes(dtype, Split(ranks)) / GIB == pytest.approx(gib, abs=0.01)
 
 
 @given(
@@ -109,9 +109,9 @@ def test_ranks_hold_what_logs_say(name, dtype, ranks, gib):
 )
 def test_more_ranks_never_hold_more_each_and_together_hold_it_all(name, ranks, stages):
     model = catalogue.find(name).architecture
-    here = model.rank_weight_bytes("bf16", tensor=ranks, pipeline=stages)
-    assert here <= model.rank_weight_bytes("bf16", tensor=max(1, ranks // 2), pipeline=stages)
-    assert here <= model.rank_weight_bytes("bf16", tensor=ranks, pipeline=max(1, stages // 2))
+    here = model.rank_weight_bytes("bf16", Split(ranks, stages))
+    assert here <= model.rank_weight_bytes("bf16", Split(max(1, ranks // 2), stages))
+    assert here <= model.rank_weight_bytes("bf16", Split(ranks, max(1, stages // 2)))
     assert here * ranks * stages >= 0.999 * model.weight_bytes("bf16")
 
 
@@ -124,6 +124,6 @@ def test_prediction_layers_are_loaded_only_when_they_speculate():
 def test_data_parallel_engines_share_the_experts_and_nothing_else():
     model = catalogue.find("deepseek-v3").architecture
     alone = model.rank_weight_bytes("bf16")
-    shared = model.rank_weight_bytes("bf16", experts=8)
+    shared = model.rank_weight_bytes("bf16", Split(experts=8))
     experts = model.rank_expert_bytes("bf16", 1)
     assert alone - shared == pytest.approx(experts * 7 / 8, rel=1e-6)

@@ -36,6 +36,10 @@ def resolved(settings: EngineSettings, **decided: Any) -> ResolvedSettings:
         "cuda_graphs": settings.cuda_graphs is not False,
         "kv_cache_bytes": settings.kv_cache_bytes,
         "vision": settings.vision,
+        "data_parallel_head": settings.data_parallel_head,
+        "expert_parallel": settings.expert_parallel,
+        "dense_parallel": settings.dense_parallel,
+        "weight_offload_bytes": settings.weight_offload_bytes,
         "adapter_rank": settings.adapter_rank,
         "adapters": settings.adapters,
     }

@@ -8,13 +8,13 @@ graphs live in the rest. Sources: SGLang `srt/model_executor/model_runner.py` an
 from dataclasses import dataclass
 
 from kvscaler.budget.layout import PoolGroup, PoolLayout
-from kvscaler.budget.lines import GIB, Basis, BudgetLine
+from kvscaler.budget.lines import GIB, Basis, BudgetLine, Range
 from kvscaler.budget.profiles.resolving import compute_dtype_of, kv_dtype_of, resolved
 from kvscaler.budget.profiles.weight_lines import weight_lines
 from kvscaler.budget.settings import EngineSettings, ResolvedSettings
 from kvscaler.budget.version import Version
 from kvscaler.hardware import Accelerator
-from kvscaler.models import LayerKind, ModelArchitecture, dtype_bytes
+from kvscaler.models import LayerKind, ModelArchitecture, Split, dtype_bytes
 from kvscaler.models.kv_formats import index_token_bytes, kv_format, layer_token_bytes
 
 NEWEST = Version(0, 5, 23)
@@ -24,10 +24,18 @@ WINDOW_RATIO = 0.8
 """`swa_full_tokens_ratio`: tokens of the window pool per token of the full pool."""
 STATE_RATIO = 0.9
 """`mamba_full_memory_ratio`: bytes of the state pool per byte of the KV pool."""
-CONTEXT_BYTES = {"npu": int(0.25 * GIB), "cuda": int(0.55 * GIB)}
-"""Device memory that is gone before weights load: 78.6 of 79.2 GiB are free on an H100, 60.8 to 61.1 of
-61.3 on an Ascend die (`avail mem` lines of start-up logs)."""
-CONTEXT_SPREAD = 0.45 * GIB
+ONE_RANK = Range(0.6 * GIB, 0.4 * GIB, 0.9 * GIB)
+SEVERAL_RANKS = Range(1.75 * GIB, 1.45 * GIB, 2.1 * GIB)
+PCIE_RANKS = Range(0.7 * GIB, 0.5 * GIB, 1.0 * GIB)
+NPU_RANK = Range(0.3 * GIB, 0.15 * GIB, 0.55 * GIB)
+"""Device memory that is gone before weights load ("Load weight begin. avail mem" of public start-up
+logs): 78.3 to 78.8 of 79.2 GiB are left on one H100, 77.2 to 77.8 with several ranks over NVLink ("Init
+torch distributed ends. mem usage=1.25 GB"), 22.9 of 23.6 on two consumer cards, and 60.8 to 61.1 of 61.3
+on an Ascend die, however many."""
+NPU_LOADING = Range(0.4 * GIB, 0.05 * GIB, 1.5 * GIB)
+"""What loading leaves behind on an Ascend die: 16-bit Qwen3 32B takes 8.01 and 4.15 GiB of "mem usage" on
+8 and 16 dies, 0.4 and 0.3 above its weights, in 8 bits 0.5 and 0.3 on 4 and 8; Qwen3 235B 0.03 on 16,
+Qwen3 30B and DeepSeek R1 with experts in 8 and 4 bits 1.1 to 1.4 (SGLang logs at shun8686/for_debug)."""
 PAGE_TOKENS = {"npu": 128}
 """Tokens of a page where it is not 1 (Ascend backends: 128)."""
 
@@ -77,7 +85,7 @@ class SglangProfile:
         self, accelerator: Accelerator, settings: ResolvedSettings, lines: tuple[BudgetLine, ...]
     ) -> int:
         """The fraction of what is free before weights load, and what was gone before."""
-        gone = CONTEXT_BYTES.get(self.device, CONTEXT_BYTES["cuda"])
+        gone = int(self._context(accelerator, settings).value)
         free = (accelerator.memory_bytes or 0) - gone
         return gone + int(free * settings.memory_utilization_percent / 100)
 
@@ -85,25 +93,28 @@ class SglangProfile:
         self, model: ModelArchitecture, accelerator: Accelerator, settings: ResolvedSettings
     ) -> tuple[BudgetLine, ...]:
         """Weights, the context, and the pool of recurrent states."""
-        attention = max(1, settings.tensor_parallel // settings.data_parallel)
-        gone = CONTEXT_BYTES.get(self.device, CONTEXT_BYTES["cuda"])
         found = [
-            *weight_lines(model, settings, attention_parallel=attention),
-            BudgetLine(
-                "context",
-                gone,
-                Basis.DEFAULT,
-                max(0, int(gone - CONTEXT_SPREAD)),
-                int(gone + CONTEXT_SPREAD),
-                "driver context and libraries, before weights load",
+            # A drafter is loaded after the pool, into what the fraction leaves free.
+            *weight_lines(model, settings, split=split_of(settings), draft=False),
+            self._context(accelerator, settings).line(
+                "context", "driver context and libraries, before weights load"
             ),
         ]
+        if self.device == "npu":
+            found.append(NPU_LOADING.line("loading", "what loading weights leaves behind"))
         if any(group.kind is LayerKind.RECURRENT for group in model.groups):
             room = self.usable_bytes(accelerator, settings, ()) - sum(x.bytes for x in found)
             states = max(0, int(room * STATE_RATIO / (1 + STATE_RATIO)))
             note = f"pool of recurrent states, {STATE_RATIO:g} bytes per byte of KV cache"
             found.append(BudgetLine("states", states, Basis.COMPUTED, states // 2, states, note))
         return tuple(found)
+
+    def _context(self, accelerator: Accelerator, settings: ResolvedSettings) -> Range:
+        if self.device == "npu":
+            return NPU_RANK
+        if settings.tensor_parallel * settings.pipeline_parallel == 1:
+            return ONE_RANK
+        return PCIE_RANKS if accelerator.link == "pcie" else SEVERAL_RANKS
 
     def layout(self, model: ModelArchitecture, settings: ResolvedSettings) -> PoolLayout:
         """One token's keys and values a cell, in pages; a window pool grows along by its ratio."""
@@ -136,6 +147,23 @@ class SglangProfile:
     def printed_tokens(self, layout: PoolLayout, blocks: int, max_context_tokens: int) -> int:
         """`max_total_num_tokens`."""
         return blocks * layout.block_tokens
+
+
+def split_of(settings: ResolvedSettings) -> Split:
+    """How SGLang divides a model: with data-parallel attention embeddings are on every rank, and the
+    head is shared by all unless each replica keeps its own; shared experts are not divided where
+    tokens travel to the experts (`models/deepseek_v2.py`)."""
+    attention = max(1, settings.tensor_parallel // settings.data_parallel)
+    replicas = settings.data_parallel > 1
+    return Split(
+        settings.tensor_parallel,
+        settings.pipeline_parallel,
+        attention=attention,
+        shared_experts=1 if settings.expert_parallel else None,
+        dense=settings.dense_parallel,
+        embeddings=1 if replicas else None,
+        head=attention if settings.data_parallel_head else None,
+    )
 
 
 def _batch_defaults(accelerator: Accelerator, tensor_parallel: int) -> tuple[int, int]:
