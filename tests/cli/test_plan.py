@@ -18,7 +18,7 @@ def test_table_shows_every_line_and_what_it_means_for_a_request():
                  "--utilization", "90", "--prompt-tokens", "1200",
                  "--output-tokens", "300")  # fmt: skip
     assert result.exit_code == 0, result.output
-    for words in ("weights", "14.99 GiB", "kv cache", "51.35 GiB", "131,072 tokens"):
+    for words in ("weights", "14.99 GiB", "kv cache", "51.36 GiB", "131,072 tokens"):
         assert words in result.output
     assert "Requests of 1,200 + 300 tokens   279 at once, 94 blocks each" in result.output
 

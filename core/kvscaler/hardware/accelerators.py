@@ -27,6 +27,8 @@ class Accelerator:
     device: str
     """`cuda`, `rocm`, `npu` (Ascend), `hpu` (Gaudi), `tpu` or `cpu`."""
     source: str
+    architecture: str = ""
+    """NVIDIA's name of the generation (`hopper`), which decides kernels and the size of a context."""
     unified: bool = False
     """Memory is the host's too, so the process and the page cache take their share."""
     link: str = ""
@@ -58,6 +60,7 @@ def _accelerator(row: dict[str, Any]) -> Accelerator:
         flops_per_second=row["flops"],
         device=row["device"],
         source=row["source"],
+        architecture=row.get("architecture", ""),
         unified=row.get("unified", False),
         link=row.get("link", ""),
         memory_range_bytes=(spread[0], spread[1]) if spread else None,

@@ -14,9 +14,9 @@ block, and what they allocate before. One module, because the rule is one:
 from dataclasses import dataclass
 
 from kvscaler.budget.layout import PoolGroup, PoolLayout
-from kvscaler.budget.lines import GIB, Basis, BudgetLine
+from kvscaler.budget.lines import GIB, Basis, BudgetLine, Range
 from kvscaler.budget.profiles.resolving import compute_dtype_of, kv_dtype_of, resolved
-from kvscaler.budget.profiles.vllm_memory import forward_pass
+from kvscaler.budget.profiles.vllm_memory import FORWARD_HIDDEN, forward_pass
 from kvscaler.budget.profiles.weight_lines import weight_lines
 from kvscaler.budget.rounding import ceil_div
 from kvscaler.budget.settings import EngineSettings, ResolvedSettings
@@ -25,8 +25,16 @@ from kvscaler.hardware import Accelerator
 from kvscaler.models import LayerKind, ModelArchitecture
 from kvscaler.models.kv_formats import index_token_bytes, kv_format, layer_token_bytes
 
-CONTEXT = (int(0.6 * GIB), int(0.3 * GIB), int(1.2 * GIB))
-"""Driver context, libraries and the runtime's own buffers: a default and the range around it."""
+CONTEXT = Range(0.6 * GIB, 0.3 * GIB, 1.2 * GIB)
+"""Driver context and libraries."""
+TRT_CONTEXT = Range(1.3 * GIB, 1.1 * GIB, 1.6 * GIB)
+"""With the inputs, outputs and plugins' workspaces of the execution context: 1.2, 1.2, 1.5 and 1.6 are left
+over in four logs (TensorRT-LLM issues 224, 1188, 2268; tensorrtllm_backend docs/multimodal.md)."""
+TRT_HIDDEN = Range(6.0, 5.0, 7.0)
+"""Copies of the hidden state in an engine's planned activations (within 0.2 in issues 224 and 2268)."""
+NO_BUFFERS = Range(0, 0, 0)
+TGI_CONTEXT = Range(1.1 * GIB, 0.5 * GIB, 2.2 * GIB)
+"""With the warm-up's fragments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +46,14 @@ class FreeShareProfile:
     block_tokens: int
     step_tokens: int
     max_sequences: int
-    fixed_buffers_bytes: tuple[int, int, int] = (0, 0, 0)
-    """Buffers beside activations: expected, least, most."""
-    logit_bytes: float = 0.0
+    context: Range
+    """Driver context, libraries and buffers of a fixed size."""
+    hidden: Range = FORWARD_HIDDEN
+    """Copies of the hidden state that live at a layer's peak."""
+    logit_bytes: Range = NO_BUFFERS
     """Bytes of runtime and decoder buffers per vocabulary entry and sequence."""
+    input_tokens: int | None = None
+    """Engines built for `max_batch_size * max_input_len` tokens at once: the default input length."""
     of_device: bool = False
     """The share is of the whole device, less what is used, instead of what is free."""
 
@@ -54,11 +66,16 @@ class FreeShareProfile:
             settings,
             memory_utilization_percent=settings.memory_utilization_percent or self.share_percent,
             max_sequences=settings.max_sequences or self.max_sequences,
-            step_tokens=settings.step_tokens or self.step_tokens,
+            step_tokens=settings.step_tokens or self._step_tokens(settings),
             block_tokens=settings.block_tokens or self.block_tokens,
             compute_dtype=compute,
             kv_dtype=kv_dtype_of(settings, compute),
         )
+
+    def _step_tokens(self, settings: EngineSettings) -> int:
+        if self.input_tokens is None:
+            return self.step_tokens
+        return self.input_tokens * (settings.max_sequences or self.max_sequences)
 
     def usable_bytes(
         self, accelerator: Accelerator, settings: ResolvedSettings, lines: tuple[BudgetLine, ...]
@@ -75,21 +92,17 @@ class FreeShareProfile:
         self, model: ModelArchitecture, accelerator: Accelerator, settings: ResolvedSettings
     ) -> tuple[BudgetLine, ...]:
         """Weights, activations and buffers, context."""
-        size, low, high, note = forward_pass(model, settings)
-        extra, extra_low, extra_high = self.fixed_buffers_bytes
-        logits = model.vocab_size * settings.max_sequences
-        extra += int(logits * self.logit_bytes)
-        extra_high += int(logits * self.logit_bytes * 1.2)
-        value, least, most = CONTEXT
-        return (
+        size, low, high, note = forward_pass(model, settings, hidden=self.hidden)
+        found = [
             *weight_lines(model, settings),
-            BudgetLine(
-                "activations", size + extra, Basis.DEFAULT, low + extra_low, high + extra_high, note
-            ),
-            BudgetLine(
-                "context", value, Basis.DEFAULT, least, most, "driver context and libraries"
-            ),
-        )
+            BudgetLine("activations", size, Basis.DEFAULT, low, high, note),
+        ]
+        buffers = self.logit_bytes.times(model.vocab_size * settings.max_sequences)
+        if buffers.value:
+            note = f"buffers of {settings.max_sequences} x {model.vocab_size} logits"
+            found.append(buffers.line("buffers", note))
+        context = "driver context, libraries, fixed buffers"
+        return (*found, self.context.line("context", context))
 
     def layout(self, model: ModelArchitecture, settings: ResolvedSettings) -> PoolLayout:
         """Blocks over all layers that keep tokens; windows are not given back."""
@@ -112,12 +125,19 @@ class FreeShareProfile:
         return blocks * layout.block_tokens
 
 
-RUNTIME_LOGIT_BYTES = 28.5
+RUNTIME_LOGITS = Range(28.5, 26.0, 31.0)
 """Runtime (9) and decoder (19.5) buffers of TensorRT-LLM's C++ runtime per vocabulary entry and
 sequence: "2.66 GB for runtime buffers, 5.76 GB for decoder" at 151,936 entries and the default of
 2,048 sequences (TensorRT-LLM issue 1188), 3 and 5 GB at 128,256 (tensorrtllm_backend issue 636)."""
-LARGE_BATCH = Version(0, 11, 0)
-"""From here on `trtllm-build --max_batch_size` is 2,048 by default."""
+TORCH_LOGITS = Range(6.0, 2.0, 12.0)
+"""The PyTorch runtime's sampler: logits in 16 and 32 bits."""
+BATCHES = ((Version(0, 14, 0), 2048), (Version(0, 11, 0), 256), (Version(0, 8, 0), 1))
+"""`trtllm-build --max_batch_size` by default: 256 from 0.11 on and 2,048 from 0.14 on (release notes,
+"API Changes"), 1 in the first `trtllm-build`, and 8 in the scripts before it."""
+SCRIPT_BATCH = 8
+TOKENS_AT_ONCE = Version(0, 11, 0)
+"""From here on `max_num_tokens` is 8,192 by default; before, an engine was built for
+`max_batch_size * max_input_len`, the latter 1,024 by default."""
 TORCH_RUNTIME = Version(1, 0, 0)
 """From here on the PyTorch runtime is the default, whose sampler needs no such buffers."""
 
@@ -125,19 +145,24 @@ TORCH_RUNTIME = Version(1, 0, 0)
 def tensorrt_llm(version: Version | None) -> FreeShareProfile:
     """TensorRT-LLM: engine, execution context, runtime and decoder buffers come first."""
     known = version or TORCH_RUNTIME
-    block = 64 if known < Version(0, 17, 0) else 32
-    batch = 2048 if known >= LARGE_BATCH else 8
-    logit = RUNTIME_LOGIT_BYTES if known < TORCH_RUNTIME else 6.0
-    buffers = (int(0.6 * GIB), int(0.1 * GIB), int(2 * GIB))
-    return FreeShareProfile("tensorrt-llm", 90.0, block, 8192, batch, buffers, logit)
+    return FreeShareProfile(
+        "tensorrt-llm",
+        90.0,
+        block_tokens=64 if known < Version(0, 17, 0) else 32,
+        step_tokens=8192,
+        max_sequences=next((size for least, size in BATCHES if known >= least), SCRIPT_BATCH),
+        context=TRT_CONTEXT,
+        hidden=TRT_HIDDEN,
+        logit_bytes=RUNTIME_LOGITS if known < TORCH_RUNTIME else TORCH_LOGITS,
+        input_tokens=None if known >= TOKENS_AT_ONCE else 1024,
+    )
 
 
 def lmdeploy(version: Version | None) -> FreeShareProfile:
     """LMDeploy: the share is taken right after weights, before activations exist."""
-    return FreeShareProfile("lmdeploy", 80.0, 64, 1, 256)
+    return FreeShareProfile("lmdeploy", 80.0, 64, 1, 256, CONTEXT)
 
 
 def tgi(version: Version | None) -> FreeShareProfile:
     """TGI: after a warm-up with the largest prefill."""
-    buffers = (int(0.5 * GIB), 0, int(1.5 * GIB))
-    return FreeShareProfile("tgi", 95.0, 1, 4096, 128, buffers, of_device=True)
+    return FreeShareProfile("tgi", 95.0, 1, 4096, 128, TGI_CONTEXT, of_device=True)

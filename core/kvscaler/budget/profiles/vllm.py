@@ -12,18 +12,14 @@ from kvscaler.budget.lines import BudgetLine
 from kvscaler.budget.profiles import vllm_defaults as defaults
 from kvscaler.budget.profiles.resolving import compute_dtype_of, kv_dtype_of, resolved
 from kvscaler.budget.profiles.vllm_compressed import compressed_layout, is_compressed
-from kvscaler.budget.profiles.vllm_memory import (
-    activation_line,
-    driver_margin_bytes,
-    graph_line,
-    non_torch_line,
-)
+from kvscaler.budget.profiles.vllm_memory import activation_line, driver_margin_bytes
+from kvscaler.budget.profiles.vllm_overhead import graph_line, non_torch_line
 from kvscaler.budget.profiles.vllm_pages import vllm_layout
 from kvscaler.budget.profiles.weight_lines import Padding, weight_lines
 from kvscaler.budget.settings import EngineSettings, ResolvedSettings
 from kvscaler.budget.version import Version
 from kvscaler.hardware import Accelerator
-from kvscaler.models import LayerKind, ModelArchitecture
+from kvscaler.models import LayerKind, ModelArchitecture, Split
 
 DEFAULT_BLOCK_TOKENS = 16
 
@@ -85,9 +81,13 @@ class VllmProfile:
             *weight_lines(
                 model,
                 settings,
-                # Data-parallel engines share one group of experts (`fused_moe/config.py`).
-                expert_parallel=settings.tensor_parallel * settings.data_parallel,
-                expert_padding=expert_padding(model, accelerator),
+                split=Split(
+                    settings.tensor_parallel,
+                    settings.pipeline_parallel,
+                    # Data-parallel engines share one group of experts (`fused_moe/config.py`).
+                    experts=settings.tensor_parallel * settings.data_parallel,
+                ),
+                expert_padding=expert_padding(model, accelerator, self.version),
             ),
             activation_line(model, settings, self.version),
             non_torch_line(accelerator, settings, self.version),
@@ -125,17 +125,16 @@ def _block_tokens(model: ModelArchitecture) -> int:
 
 
 MARLIN_PADDING = Padding(128, 256)
-TRITON_PADDING = Padding(256, 1, spread=0.03)
+TRITON_PADDING = Padding(256, 1)
 
 
-def expert_padding(model: ModelArchitecture, accelerator: Accelerator) -> Padding:
+def expert_padding(model: ModelArchitecture, accelerator: Accelerator, version: Version) -> Padding:
     """MXFP4 experts are padded for their kernel: Triton's on Hopper, Marlin's elsewhere.
 
     `model_executor/layers/quantization/mxfp4.py`: Marlin rounds the inner width to 128 and the hidden
-    size to 256; Triton's swizzle on Hopper the inner width to 256. Without triton_kernels Hopper
-    falls back to Marlin, hence the spread.
+    size to 256; Triton's swizzle on Hopper the inner width to 256.
     """
     if model.quantization is None or model.quantization.name != "mxfp4":
         return Padding()
-    hopper = any(name in accelerator.name for name in ("h100", "h200", "h800", "h20", "gh200"))
-    return TRITON_PADDING if hopper else MARLIN_PADDING
+    triton = accelerator.architecture == "hopper" and version >= defaults.TRITON_EXPERTS
+    return TRITON_PADDING if triton else MARLIN_PADDING

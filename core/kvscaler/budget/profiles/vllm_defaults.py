@@ -25,6 +25,13 @@ HIGHER_UTILIZATION = Version(0, 21, 0)
 """From here on `gpu_memory_utilization` is 0.92 (0.90 in the logs of 0.19 and 0.20, 0.92 in 0.22)."""
 SORTLESS_SAMPLER = Version(0, 17, 0)
 """From here on top-k/top-p masking works in place: no sorted copy of the logits."""
+KEPT_WORKSPACE = Version(0, 15, 0)
+"""From here on unquantized experts run as a modular kernel, whose workspace is kept ("Using TRITON
+backend for Unquantized MoE" in logs of 0.15)."""
+TRITON_EXPERTS = Version(0, 11, 1)
+"""From here on wheels bring triton_kernels (`cmake/external_projects/triton_kernels.cmake`), which MXFP4
+experts use on Hopper. Logs of 0.10.1 and 0.11.0 show Marlin there: 65.97 GiB for gpt-oss 120B, against
+64.38 with Triton."""
 LARGE_CARD_BYTES = 70 * GIB
 HUGE_CARD_BYTES = 160 * GIB
 MLA_BLOCK_TOKENS = 64
