@@ -1,77 +1,43 @@
 """How near the budget comes to what real engines printed, on public start-up logs.
 
-    bench/kv_truth.py [--rows FILE --configs FILE] [--list-worst N] [--check]
+    bench/kv_truth.py [--rows FILE --configs FILE] [--rows-only] [--list-worst N] [--check]
 
 For each row: (a) tokens (or blocks, or concurrency) from the printed KV bytes; (b) KV bytes from card,
 model and flags only; (b') the same with the printed activation peak and non-torch memory; (c) tokens from card,
 model and flags; (d) what we refuse; (e) starts that failed. Beside each stands the formula that
 calculators use: `memory x utilization - 2 x parameters`, then `2 x L x kv_heads x head_dim x 2 B`.
 A source has one vote, the median of its rows. Rows that the data's README excludes are left out.
+
+A row may lack a flag that its source's launch command states (weights kept in the host's memory,
+data-parallel attention). Such flags stand in `kv_truth_facts.json` with where they are stated; `--rows-only`
+leaves them out, and `detail.completed` lists the rows.
 """
 
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness import ROOT, Figure, arguments, progress, report
-from kv_truth_rows import GIB, Case, ModelNotUnderstood, case_of, given_outright, left_out, read
+from kv_truth_errors import Errors, figures_of, quantile, votes
+from kv_truth_rows import (
+    GIB,
+    Case,
+    ModelNotUnderstood,
+    case_of,
+    given_outright,
+    launch_flags,
+    left_out,
+    read,
+)
 from kvscaler import hardware
 from kvscaler.budget import BudgetUnknown, KVBudget, UnknownEngine, compute_budget
 from kvscaler.budget.profiles import VllmProfile
 
 DATA = ROOT.parent / "shared" / "kv_truth"
-FEW = 20
-"""Below this many sources a percentile says little, so `n` and the maximum stand beside it."""
-
-
-@dataclass
-class Errors:
-    """Errors of one figure by source, ours and the baseline's; `rows` for the list of the worst."""
-
-    ours: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    naive: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    rows: list[tuple[float, str, str]] = field(default_factory=list)
-
-    def add(self, case: Case, ours: float, naive: float | None, note: str) -> None:
-        """One row's relative errors (signed)."""
-        self.ours[case.row["source"]].append(abs(ours))
-        if naive is not None:
-            self.naive[case.row["source"]].append(abs(naive))
-        self.rows.append((ours, case.row["id"], note))
-
-
-def votes(by_source: Mapping[str, Sequence[float]]) -> list[float]:
-    """The median of each source, in order."""
-    return sorted(statistics.median(found) for found in by_source.values())
-
-
-def quantile(ordered: Sequence[float], share: float) -> float | None:
-    """The smallest value that `share` of the sources do not exceed."""
-    if not ordered:
-        return None
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
-def figures_of(
-    name: str, errors: Errors, bounds: Mapping[str, tuple[str | None, str | None]]
-) -> list[Figure]:
-    """Median, p90, p95, maximum and number of sources, with the baseline's beside each."""
-    ours, naive = votes(errors.ours), votes(errors.naive)
-    found = []
-    for part, share in (("median", 0.5), ("p90", 0.9), ("p95", 0.95), ("max", 1.0)):
-        value = statistics.median(ours) if part == "median" and ours else quantile(ours, share)
-        other = statistics.median(naive) if part == "median" and naive else quantile(naive, share)
-        floor, aim = bounds.get(part, (None, None))
-        peer = None if other is None else {"usual_formula": round(other, 5)}
-        rounded = None if value is None else round(value, 5)
-        why = "" if len(ours) >= FEW or not ours else f"{len(ours)} sources only"
-        found.append(Figure(f"{name}_{part}", rounded, "1", floor, aim, peer, why))
-    found.append(Figure(f"{name}_sources", len(ours), "sources"))
-    return found
 
 
 def printed_kv_bytes(case: Case) -> float | None:
@@ -163,9 +129,12 @@ class Results:
     calls: list[dict[str, Any]] = field(default_factory=list)
     false_calls: list[str] = field(default_factory=list)
     sources: set[str] = field(default_factory=set)
+    completed: list[str] = field(default_factory=list)
 
 
-def measure(rows: Iterable[Mapping[str, Any]], configs: Mapping[str, Any]) -> Results:
+def measure(
+    rows: Iterable[Mapping[str, Any]], configs: Mapping[str, Any], rows_only: bool = False
+) -> Results:
     """Predict every row that counts."""
     results = Results()
     for row in rows:
@@ -177,11 +146,13 @@ def measure(rows: Iterable[Mapping[str, Any]], configs: Mapping[str, Any]) -> Re
         assert config is not None
         results.sources.add(row["source"])
         try:
-            case = case_of(row, config)
+            case = case_of(row, config, rows_only=rows_only)
             budget = budget_of(case)
         except (ModelNotUnderstood, UnknownEngine, BudgetUnknown) as error:
             results.refused.append((row["id"], str(error)[:160]))
             continue
+        if launch_flags(row) and not rows_only:
+            results.completed.append(row["id"])
         _given_kv(case, budget, results)
         if case.accelerator is not None:
             _given_card(case, budget, results)
@@ -362,6 +333,7 @@ def _detail(results: Results, worst: int) -> dict[str, Any]:
     pick: Callable[[str], Errors] = lambda name: results.given[name]  # noqa: E731
     return {
         "left_out": dict(results.skipped),
+        "completed": results.completed,
         "refused": [{"id": name, "why": why} for name, why in results.refused],
         "error_rows": results.calls,
         "good_starts_called_failures": results.false_calls,
@@ -381,13 +353,14 @@ def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--rows", type=Path, default=DATA / "rows.jsonl")
     parser.add_argument("--configs", type=Path, default=DATA / "model_configs.jsonl")
+    parser.add_argument("--rows-only", action="store_true")
     parser.add_argument("--list-worst", type=int, default=0, metavar="N")
     options = parser.parse_args()
     if not options.rows.exists() or not options.configs.exists():
         progress(f"kv_truth: no data at {options.rows}; give --rows and --configs")
         return report("kv_truth", [], {"skipped": f"no {options.rows}"})
     configs = {config["config_key"]: config for config in read(options.configs)}
-    results = measure(read(options.rows), configs)
+    results = measure(read(options.rows), configs, options.rows_only)
     detail = _detail(results, options.list_worst)
     return report("kv_truth", _figures(results), detail, check=options.check)
 

@@ -15,7 +15,7 @@ from kvscaler import hardware
 from kvscaler.budget import EngineProfile, EngineSettings, profile_for
 from kvscaler.budget.version import Version
 from kvscaler.hardware import Accelerator
-from kvscaler.models import ModelArchitecture, ModelNotUnderstood
+from kvscaler.models import LayerKind, ModelArchitecture, ModelNotUnderstood
 
 GIB = 1 << 30
 FACTS = Path(__file__).with_name("kv_truth_facts.json")
@@ -90,10 +90,18 @@ def _dtype(row: Mapping[str, Any]) -> str | None:
     return {"fp16": "float16", "float16": "float16"}.get(name)
 
 
+def launch_flags(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Flags that the source's own launch command states and the row leaves out."""
+    known = json.loads(FACTS.read_text("utf-8"))["launches"]
+    found = [entry["flags"] for entry in known if entry["source"] in row["source"]]
+    return dict(found[0]) if found else {}
+
+
 def _quantization(row: Mapping[str, Any], known: list[dict[str, str]]) -> dict[str, str]:
     name, dtype = row["model"], (row.get("weight_dtype") or "").lower()
     for entry in known:
-        agrees = not dtype or any(part in dtype for part in entry["scheme"].split("-"))
+        parts = (*entry["scheme"].split("-"), "modelslim")
+        agrees = not dtype or any(part in dtype for part in parts)
         if entry["model"].lower() in name.lower() and agrees:
             return {"quantization": entry["scheme"], "quantization_skips": entry["skips"]}
     if dtype.startswith("gguf"):
@@ -116,9 +124,12 @@ def version_of(row: Mapping[str, Any]) -> tuple[Version | None, bool]:
         number = [name for least, name in DEVELOPMENT if int(build[1]) >= least]
         return Version.parse(number[-1] if number else "0.8.0"), False
     plain = re.sub(r"^v[01]\b|20\d\d-\d\d(-\d\d)?|\d\.\d+x", " ", text).replace(".x", ".9")
+    plain = re.sub(r"[\d.]+\s?-\s?(\d+\.\d+)", r"\1", plain)
     found = Version.parse(plain)
     if found is not None:
         return found, True
+    if "0.1x" in text and not re.search(r"20\d\d", text):
+        return Version(0, 15, 0), False
     if date := re.search(r"20\d\d-\d\d", text):
         releases = TRT_RELEASES if row["engine"] == "trtllm" else RELEASES
         names = [name for month, name in releases if month <= date[0]]
@@ -149,8 +160,11 @@ def accelerator_of(row: Mapping[str, Any]) -> Accelerator | None:
     return None
 
 
-def case_of(row: Mapping[str, Any], config: Mapping[str, Any]) -> Case:
-    """Everything that a prediction needs. Raises `ModelNotUnderstood` or `UnknownEngine`."""
+def case_of(row: Mapping[str, Any], config: Mapping[str, Any], *, rows_only: bool = False) -> Case:
+    """Everything that a prediction needs. Raises `ModelNotUnderstood` or `UnknownEngine`.
+
+    `rows_only`: without the launch flags of the source, which the row leaves out.
+    """
     version, numbered = version_of(row)
     device = accelerator_of(row)
     engine = {"aphrodite": "vllm", "trtllm": "TensorRTLLM", "llama.cpp": "LlamaCpp"}.get(
@@ -168,7 +182,8 @@ def case_of(row: Mapping[str, Any], config: Mapping[str, Any]) -> Case:
         and (basis == "stated" or basis.startswith(("log", "total")))
         and (row.get("util") is not None or row["engine"] == "vllm")
     )
-    return Case(row, model, profile, _settings(row, model), device, stated)
+    settings = replace(_settings(row, model), **({} if rows_only else launch_flags(row)))
+    return Case(row, model, profile, settings, device, stated)
 
 
 def given_outright(row: Mapping[str, Any]) -> int | None:
@@ -176,6 +191,22 @@ def given_outright(row: Mapping[str, Any]) -> int | None:
     if "kv_cache_memory_bytes override" in (row.get("note") or ""):
         return round(row["printed"]["kv_gib"] * GIB)
     return None
+
+
+def _spread_attention(row: Mapping[str, Any], model: ModelArchitecture) -> bool:
+    """Whether attention is data-parallel where a row says nothing of it.
+
+    SGLang's documentation starts DeepSeek on 16 Ascend dies and more with `--enable-dp-attention` and
+    `--moe-a2a-backend deepep` without exception (docs/platforms/ascend_npu_deepseek_example.md), and
+    decodes with a replica on each.
+    """
+    latent = any(group.kind is LayerKind.MLA for group in model.groups)
+    ascend = "ascend" in (row.get("gpu") or "").lower()
+    return latent and ascend and (row.get("tp") or 1) >= 16 and not row.get("attn_tp_inferred")
+
+
+def _replicas(row: Mapping[str, Any], attention: int | None) -> int:
+    return (row["tp"] // attention) if attention else (row.get("dp") or 1)
 
 
 def _settings(row: Mapping[str, Any], model: ModelArchitecture) -> EngineSettings:
@@ -186,6 +217,7 @@ def _settings(row: Mapping[str, Any], model: ModelArchitecture) -> EngineSetting
     uses_mtp = speculative.get("method") == "mtp"
     kv_dtype = row.get("kv_cache_dtype") or "auto"
     attention = row.get("attn_tp_inferred")
+    spread = row["engine"] == "sglang" and _spread_attention(row, model)
     return EngineSettings(
         memory_utilization_percent=100 * row["util"] if row.get("util") else None,
         max_context_tokens=row.get("max_model_len"),
@@ -196,7 +228,9 @@ def _settings(row: Mapping[str, Any], model: ModelArchitecture) -> EngineSetting
         kv_dtype=kv_dtype.split(" ")[0],
         tensor_parallel=row.get("tp") or 1,
         pipeline_parallel=row.get("pp") or 1,
-        data_parallel=(row["tp"] // attention) if attention else (row.get("dp") or 1),
+        data_parallel=row["tp"] if spread else _replicas(row, attention),
+        expert_parallel=spread,
+        data_parallel_head=spread,
         context_parallel=row.get("dcp") or 1,
         speculative_tokens=int(speculative.get("n") or 0),
         draft_layers=draft if uses_mtp else 0,
@@ -206,4 +240,13 @@ def _settings(row: Mapping[str, Any], model: ModelArchitecture) -> EngineSetting
     )
 
 
-__all__ = ["GIB", "Case", "ModelNotUnderstood", "case_of", "given_outright", "left_out", "read"]
+__all__ = [
+    "GIB",
+    "Case",
+    "ModelNotUnderstood",
+    "case_of",
+    "given_outright",
+    "launch_flags",
+    "left_out",
+    "read",
+]
