@@ -53,11 +53,19 @@ class Operator:
     """One operator process. `run` serves until it is cancelled or something breaks.
 
     `clock` gives Unix seconds, which may be set back at any time; the Lease and all waiting go by
-    the event loop's clock, which can't.
+    the event loop's clock, which can't. `settled` is called when the caches are filled, and in each
+    period after that: whatever is in memory then will stay for long.
     """
 
-    def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        clock: Callable[[], float] = time.time,
+        settled: Callable[[], None] = lambda: None,
+    ) -> None:
         self.settings = settings
+        self._settled = settled
         self._clock = clock
         self.registry = CollectorRegistry()
         self.machinery = MachineryMetrics(self.registry)
@@ -207,6 +215,7 @@ class Operator:
         await relist.fill()
         if SignalPath.DIRECT in self.settings.signal_paths:
             await observers.direct_pass()
+        self._settled()
         expected = {
             (o["metadata"]["namespace"], o["metadata"]["name"])
             for o in self.caches[INFERENCE_SERVICES].all()
@@ -226,6 +235,7 @@ class Operator:
             writers.limits.keep(pods)
             self.signals.keep_services({uid_of(o) for o in self.caches[INFERENCE_SERVICES].all()})
             writers.children.keep({uid_of(o) for r in CHILDREN for o in self.caches[r].all()})
+            self._settled()
 
     def _add_checks(self, elector: LeaseElector, workers: Workers, relist: Relist) -> None:
         settings, checks = self.settings, self.health.liveness
