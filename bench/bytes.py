@@ -51,8 +51,8 @@ def plan(folder: Path, memory_bytes: int, dtype: str) -> dict[str, Any]:
     """What `kvscaler plan` predicts for the whole of `memory_bytes`."""
     return run(
         *("-m", "kvscaler_cli.main", "plan", str(folder), "--accelerator", "cpu", "-o", "json"),
-        *("--memory", str(memory_bytes), "--utilization", "100", "--compute-dtype", dtype),
-        *("--max-context", str(MAX_CONTEXT_TOKENS)),
+        *("--memory", str(memory_bytes), "--memory-utilization", "1", "--weight-dtype", dtype),
+        *("--max-model-len", str(MAX_CONTEXT_TOKENS)),
     )
 
 

@@ -140,8 +140,8 @@ def budget(folder: Path, pool_mib: int, max_context_tokens: int, dtype: str) -> 
     def plan(memory_bytes: int) -> dict[str, Any]:
         return replicas.run(
             *("-m", "kvscaler_cli.main", "plan", str(folder), "--accelerator", "cpu"),
-            *("-o", "json", "--memory", str(memory_bytes), "--utilization", "100"),
-            *("--compute-dtype", dtype, "--max-context", str(max_context_tokens)),
+            *("-o", "json", "--memory", str(memory_bytes), "--memory-utilization", "1"),
+            *("--weight-dtype", dtype, "--max-model-len", str(max_context_tokens)),
         )
 
     return plan(plan(1 << 40)["overheadBytes"] + pool_mib * replicas.MIB)

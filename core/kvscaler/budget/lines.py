@@ -129,7 +129,9 @@ class KVBudget:
 
 
 def gib(size_bytes: float) -> str:
-    """`size_bytes` for people, in GiB or, when small, in MiB."""
+    """`size_bytes` for people, in GiB or, when small, in MiB or KiB."""
     if abs(size_bytes) >= GIB:
         return f"{size_bytes / GIB:.2f} GiB"
+    if 0 < abs(size_bytes) < 1 << 20:
+        return f"{size_bytes / (1 << 10):.1f} KiB"
     return f"{size_bytes / (1 << 20):.1f} MiB"

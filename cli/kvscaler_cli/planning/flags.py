@@ -1,0 +1,28 @@
+"""Changes in the words of the command line, so that they can be tried by pasting them."""
+
+from collections.abc import Callable, Mapping
+
+_FLAGS: Mapping[str, tuple[str, Callable[[object], str]]] = {
+    "accelerator": ("--accelerator", str),
+    "weights": ("--weight-dtype", str),
+    "kv_dtype": ("--kv-dtype", str),
+    "memory_utilization_percent": ("--memory-utilization", lambda x: f"{float(str(x)) / 100:g}"),
+    "max_context_tokens": ("--max-model-len", str),
+    "max_sequences": ("--max-num-seqs", str),
+    "step_tokens": ("--max-num-batched-tokens", str),
+    "tensor_parallel": ("--tensor-parallel", str),
+    "pipeline_parallel": ("--pipeline-parallel", str),
+    "data_parallel": ("--data-parallel", str),
+}
+
+
+def flags_of(settings: Mapping[str, object]) -> str:
+    """`settings` of a change as flags; replicas are no flag of one replica's plan."""
+    words = [
+        f"{flag} {write(settings[name])}"
+        for name, (flag, write) in _FLAGS.items()
+        if name in settings
+    ]
+    if "replicas" in settings:
+        words.append(f"{settings['replicas']} replicas")
+    return " ".join(words)
