@@ -25,8 +25,7 @@ GGUF_BITS: Mapping[str, float] = {
 """Average bits per weight of a file of this type."""
 
 LINEAR_ATTENTION = "re:.*linear_attn.*"
-"""What recipes for NVFP4 leave in 16 bits (llm-compressor, examples/quantization_w4a4_fp4), where a
-checkpoint's own list does not say otherwise."""
+"""Linear attention, which llm-compressor's recipes for NVFP4 leave alone (examples/quantization_w4a4_fp4)."""
 
 _KNOWN = "fp8, int8, int4, int4-int8, awq, gptq, nvfp4, mxfp4, bnb-4bit, bnb-8bit, gguf-<type>"
 """`int4-int8`: 4-bit experts, everything else 8 bits (ModelSlim's `w4a8` of DeepSeek)."""
@@ -41,6 +40,8 @@ class Quantization:
     bytes_per_weight: float
     skips: tuple[str, ...] = ()
     """Module patterns that stay in 16 bits: `re:` expressions, globs, or dotted prefixes."""
+    usual_skips: tuple[str, ...] = ()
+    """What the format's recipes skip; a stated list replaces it."""
     experts_only: bool = False
     whole_file: bool = False
     """Embeddings, head and norms are in the average too (GGUF)."""
@@ -50,8 +51,11 @@ class Quantization:
     @property
     def stated(self) -> bool:
         """Whether it is told what stays in 16 bits, by a list or by the format."""
-        listed = bool(self.skips) and self.skips != (LINEAR_ATTENTION,)
-        return listed or self.whole_file or self.name == "mxfp4"
+        return bool(self.skips) or self.whole_file or self.name == "mxfp4"
+
+    def leaves(self, path: str) -> bool:
+        """Whether the module at `path` stays in 16 bits."""
+        return skipped(path, self.skips or self.usual_skips)
 
 
 def parse_name(name: str) -> Quantization:
@@ -83,7 +87,7 @@ def parse_name(name: str) -> Quantization:
     if text == "nvfp4-mixed":
         return Quantization("nvfp4-mixed", 4.5 / 8, experts_only=True, other_bytes=1.0)
     if text.startswith("nvfp4"):
-        return Quantization("nvfp4", 4.5 / 8, skips=(LINEAR_ATTENTION,))
+        return Quantization("nvfp4", 4.5 / 8, usual_skips=(LINEAR_ATTENTION,))
     if text == "mxfp4-mixed":
         return Quantization("mxfp4-mixed", 4.25 / 8, experts_only=True, other_bytes=1.0)
     if text.startswith("mxfp4"):

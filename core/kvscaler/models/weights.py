@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvscaler.models.dtypes import dtype_bytes
-from kvscaler.models.quantization import Quantization, skipped
+from kvscaler.models.quantization import Quantization
 from kvscaler.models.tensors import FEED_FORWARD, Shard, Stage, TensorKind
 
 
@@ -61,7 +61,7 @@ def kind_bytes_per_element(
         return float(element_bytes)
     if kind.name == "draft" and quantization.name != "fp8":
         return float(element_bytes)
-    if skipped(kind.path, quantization.skips):
+    if quantization.leaves(kind.path):
         return float(element_bytes)
     if quantization.experts_only and kind.name != "experts":
         other = quantization.other_bytes
