@@ -31,6 +31,7 @@ def compute_budget(
             f"accelerator {accelerator.name!r} has no memory of its own; "
             "give spec.accelerator.memory, or a memory limit on the engine's container"
         )
+    _check_memory(accelerator)
     asked = settings or EngineSettings()
     _check(asked)
     resolved = profile.resolve(model, accelerator, asked)
@@ -94,6 +95,15 @@ def _too_large(
         f"{gib(kv_bytes)} of KV cache are more than the {gib(device)} of {accelerator.name}",
         fit.needed_bytes,
     )
+
+
+def _check_memory(accelerator: Accelerator) -> None:
+    memory = accelerator.memory_bytes
+    if isinstance(memory, bool) or not isinstance(memory, int) or not 0 < memory < 1 << 60:
+        raise BudgetUnknown(
+            f"the memory of accelerator {accelerator.name[:60]!r} is {memory!r:.40}, not a whole "
+            "number of bytes above 0"
+        )
 
 
 def _check(settings: EngineSettings) -> None:

@@ -155,11 +155,31 @@ def test_any_plan_adds_up_to_the_device_and_more_memory_holds_no_less(
         ({"memory_utilization_percent": float("nan")}, "memory_utilization_percent is nan"),
         ({"memory_utilization_percent": 0}, "memory_utilization_percent is 0"),
         ({"memory_utilization_percent": 101}, "memory_utilization_percent is 101"),
+        ({"weight_offload_bytes": -1}, "weight_offload_bytes is -1"),
+        ({"dense_parallel": 0}, "dense_parallel is 0"),
     ],
 )
 def test_nonsense_settings_are_named(settings, words):
     with pytest.raises(BudgetUnknown, match=words):
         compute_budget(LLAMA, H100, profile_for("vllm", H100), EngineSettings(**settings))
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "llama.cpp", "Kvscaler"])
+@pytest.mark.parametrize("memory", [0, -1, -(10**18), float("nan"), "80GiB", True, 1.5e9, 1 << 70])
+def test_nonsense_memory_is_named(engine, memory):
+    card = hardware.custom(memory)
+    with pytest.raises(BudgetUnknown, match="the memory of accelerator 'custom' is"):
+        compute_budget(LLAMA, card, profile_for(engine, card))
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "llama.cpp", "Kvscaler"])
+def test_a_card_too_small_for_the_weights_says_so(engine):
+    card = hardware.custom(8 * GIB)
+    budget = compute_budget(LLAMA, card, profile_for(engine, card))
+    assert not budget.fit.fits
+    assert budget.usable_bytes <= 8 * GIB or budget.fit.shortfall_bytes > 0
+    missing = budget.overhead_bytes + budget.fit.needed_bytes - 8 * GIB
+    assert budget.fit.shortfall_bytes >= missing > 0
 
 
 @pytest.mark.parametrize("engine", ["Kvscaler", "kvscaler"])

@@ -54,6 +54,19 @@ def test_wrong_values_are_named(change, words):
         ModelArchitecture.from_config(LLAMA | change)
 
 
+@pytest.mark.parametrize("value", [0, -1, float("nan"), 10**18, -(10**18), "8", "", [], {}, True])
+def test_any_family_answers_a_hostile_value_or_a_missing_key_within_a_second(value):
+    start = time.process_time()
+    for entry in catalogue.entries():
+        facts = dict(entry.architecture.facts)
+        for name in ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads"):
+            with pytest.raises(ModelNotUnderstood, match=name):
+                ModelArchitecture.from_config(facts | {name: value})
+    with pytest.raises(ModelNotUnderstood, match="hidden_size is missing"):
+        ModelArchitecture.from_config({"model_type": "llama"})
+    assert time.process_time() - start < 1
+
+
 @pytest.mark.parametrize("config", [[], "llama", 7, None])
 def test_what_is_no_object_is_refused(config):
     with pytest.raises(ModelNotUnderstood, match="a configuration is a JSON object"):

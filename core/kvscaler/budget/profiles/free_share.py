@@ -86,7 +86,7 @@ class FreeShareProfile:
         share = settings.memory_utilization_percent / 100
         if self.of_device:
             return int(device * share)
-        return used + int((device - used) * share)
+        return min(device, used + int((device - used) * share))
 
     def lines(
         self, model: ModelArchitecture, accelerator: Accelerator, settings: ResolvedSettings

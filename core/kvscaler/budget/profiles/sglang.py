@@ -87,7 +87,8 @@ class SglangProfile:
         """The fraction of what is free before weights load, and what was gone before."""
         gone = int(self._context(accelerator, settings).value)
         free = (accelerator.memory_bytes or 0) - gone
-        return gone + int(free * settings.memory_utilization_percent / 100)
+        share = settings.memory_utilization_percent / 100
+        return min(accelerator.memory_bytes or 0, gone + int(free * share))
 
     def lines(
         self, model: ModelArchitecture, accelerator: Accelerator, settings: ResolvedSettings
