@@ -6,6 +6,7 @@ Exit codes: 0 the answer is yes, 1 it is no (a budget does not fit), 2 the quest
 import click
 import kvscaler
 
+from kvscaler_cli.listing import list_names
 from kvscaler_cli.plan import plan
 
 
@@ -16,6 +17,7 @@ def main() -> None:
 
 
 main.add_command(plan)
+main.add_command(list_names)
 
 if __name__ == "__main__":
     main()

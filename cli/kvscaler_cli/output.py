@@ -1,7 +1,7 @@
 """Output in kubectl's habit: a table for people, JSON and YAML for machines."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import click
@@ -19,7 +19,9 @@ def print_document(document: dict[str, Any], output: str) -> None:
     click.echo(yaml.safe_dump(document, sort_keys=False), nl=False)
 
 
-def format_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: set[int]) -> str:
+def format_table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = ()
+) -> str:
     """Columns three spaces apart, as kubectl prints them; columns in `right` are right-aligned."""
     cells = [list(headers), *[list(row) for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(headers))]

@@ -12,7 +12,7 @@ from kvscaler_cli.planning.bars import marks_for
 from kvscaler_cli.planning.document import document
 from kvscaler_cli.planning.question import question_of
 from kvscaler_cli.planning.table import Paper, table
-from kvscaler_cli.quantities import BANDWIDTH, MEMORY, OBSERVATION, SHARE
+from kvscaler_cli.quantities import BANDWIDTH, COUNT, COUNT_OR_NONE, MEMORY, OBSERVATION, SHARE
 
 EXAMPLES = """
 \b
@@ -50,13 +50,9 @@ Exit codes: 0 it fits and holds what was asked, 1 it does not,
 """
 
 
-def _number(least: int = 1) -> click.IntRange:
-    return click.IntRange(least, 1 << 40)
-
-
-@click.command(epilog=EXAMPLES)
+@click.command(epilog=EXAMPLES, context_settings={"max_content_width": 100})
 @click.argument("model_argument", metavar="[MODEL]", required=False)
-@click.option("--model", help="The same as MODEL.")
+@click.option("--model", metavar="FILE|NAME", help="The same as MODEL.")
 @click.option("--accelerator", metavar="NAME", help="Name or alias: h100, l40s, rtx-4090, cpu.")
 @click.option("--memory", type=MEMORY, help="Memory of the device, or a CPU's limit: 79.3GiB.")
 @click.option("--bandwidth", type=BANDWIDTH, help="Memory bandwidth of the device: 3.35TB/s.")
@@ -64,29 +60,29 @@ def _number(least: int = 1) -> click.IntRange:
     "--engine", metavar="NAME[@VERSION]", default="kvscaler", show_default=True,
     help="kvscaler, vllm, sglang, tensorrtllm, lmdeploy, tgi or llama.cpp.",
 )  # fmt: skip
-@click.option("--tensor-parallel", type=_number(), default=1, help="Ranks that share each layer.")
-@click.option("--pipeline-parallel", type=_number(), default=1, help="Stages of layers.")
+@click.option("--tensor-parallel", type=COUNT, default=1, help="Ranks that share each layer.")
+@click.option("--pipeline-parallel", type=COUNT, default=1, help="Stages of layers.")
 @click.option(
-    "--data-parallel", type=_number(), default=1,
+    "--data-parallel", type=COUNT, default=1,
     help="Replicas with a pool each; in SGLang they share the ranks (dp-attention).",
 )  # fmt: skip
-@click.option("--context-parallel", type=_number(), default=1, help="Ranks that share the tokens.")
+@click.option("--context-parallel", type=COUNT, default=1, help="Ranks that share the tokens.")
 @click.option("--memory-utilization", type=SHARE, help="Share of memory to use: 0.9 or 90%.")
 @click.option("--kv-dtype", metavar="TYPE", help="Type of the KV cache: fp8, int8_per_token_head.")
 @click.option(
     "--weight-dtype", metavar="TYPE",
     help="Type of the weights: bfloat16, fp8, awq, int4-g128, gguf-q4_k_m.",
 )  # fmt: skip
-@click.option("--max-model-len", type=_number(), help="Longest request in tokens.")
-@click.option("--max-num-seqs", type=_number(), help="Sequences at once, at most.")
-@click.option("--max-num-batched-tokens", type=_number(), help="Tokens computed in one step.")
-@click.option("--block-size", type=_number(), help="Tokens in one KV block.")
+@click.option("--max-model-len", type=COUNT, help="Longest request in tokens.")
+@click.option("--max-num-seqs", type=COUNT, help="Sequences at once, at most.")
+@click.option("--max-num-batched-tokens", type=COUNT, help="Tokens computed in one step.")
+@click.option("--block-size", type=COUNT, help="Tokens in one KV block.")
 @click.option(
-    "--speculative-tokens", type=_number(0), default=0,
+    "--speculative-tokens", type=COUNT_OR_NONE, default=0,
     help="Draft tokens a step, by the model's own prediction layers.",
 )  # fmt: skip
-@click.option("--max-loras", type=_number(), help="LoRA adapters kept on the device.")
-@click.option("--max-lora-rank", type=_number(), help="Largest rank of an adapter.")
+@click.option("--max-loras", type=COUNT, help="LoRA adapters kept on the device.")
+@click.option("--max-lora-rank", type=COUNT, help="Largest rank of an adapter.")
 @click.option("--enforce-eager", is_flag=True, help="No CUDA graphs.")
 @click.option("--kv-bytes", type=MEMORY, help="The size of the KV cache given outright: 40GiB.")
 @click.option(
@@ -97,9 +93,9 @@ def _number(least: int = 1) -> click.IntRange:
     "--override", metavar="FIELD=VALUE", multiple=True,
     help="Replace a field of the model's configuration. Repeatable; shown in the output.",
 )  # fmt: skip
-@click.option("--prompt-tokens", type=_number(), help="Prompt of a typical request.")
-@click.option("--output-tokens", type=_number(0), help="Output of a typical request.")
-@click.option("--concurrency", type=_number(), help="Requests that have to run at once.")
+@click.option("--prompt-tokens", type=COUNT, help="Prompt of a typical request.")
+@click.option("--output-tokens", type=COUNT_OR_NONE, help="Output of a typical request.")
+@click.option("--concurrency", type=COUNT, help="Requests that have to run at once.")
 @click.option("--limits", is_flag=True, help="Add the admission limits that follow (JSON, YAML).")
 @click.option("-o", "--output", type=click.Choice(FORMATS), default="table", show_default=True)
 @click.pass_context

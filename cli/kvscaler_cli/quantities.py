@@ -45,6 +45,26 @@ class MemoryType(click.ParamType[int]):
         return found
 
 
+class CountType(click.ParamType[int]):
+    """A whole number of `least` or more."""
+
+    name = "N"
+
+    def __init__(self, least: int = 1) -> None:
+        self._least = least
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """The number; fails for anything else, and for more than any engine counts."""
+        text = str(value).replace(",", "").replace("_", "").strip()
+        if not re.fullmatch(r"\d{1,12}", text) or int(text) < self._least:
+            self.fail(
+                f"{str(value)[:40]!r} is no whole number of {self._least} or more", param, ctx
+            )
+        return int(text)
+
+
 class BandwidthType(click.ParamType[float]):
     """Bytes per second, such as `3.35TB/s` or `864G`."""
 
@@ -116,6 +136,8 @@ class ObservationType(click.ParamType[Observation]):
         )
 
 
+COUNT = CountType()
+COUNT_OR_NONE = CountType(0)
 MEMORY = MemoryType()
 BANDWIDTH = BandwidthType()
 SHARE = ShareType()

@@ -62,6 +62,19 @@ class Answer:
         return (self.held or 0) >= demand.concurrency
 
     @property
+    def pool_bound_context(self) -> bool:
+        """Whether the pool, and neither a person nor the model, decides the longest context."""
+        asked = self.deployment
+        settled = asked.profile.resolve(asked.model, asked.accelerator, asked.settings)
+        own = asked.model.max_context_tokens
+        return settled.max_context_tokens is None and self.budget.max_context_tokens < own
+
+    @property
+    def running(self) -> int:
+        """Requests that a decode step is told for: those asked for, or all that are held."""
+        return _running(self.question, self.held or 0)
+
+    @property
     def as_is(self) -> Change:
         """No change at all, to compare others with."""
         return Change("as it is", self.deployment, self.budget, {})
@@ -73,6 +86,13 @@ class Answer:
             return _longest_at_once(change, change.budget.max_context_tokens)
         return held(change.deployment, change.budget, demand) * change.replicas
 
+    def context_after(self, change: Change) -> int | None:
+        """Tokens that each request may have after `change` at the concurrency asked for."""
+        if self.question.concurrency is None:
+            return None
+        each = -(-self.question.concurrency // change.replicas)
+        return _context_at(each, change.deployment, change.budget)
+
     def gain(self, change: Change) -> float | None:
         """How many times as many requests of one length `change` holds; `None` where none is now."""
         if self.question.demand is not None:
@@ -81,6 +101,14 @@ class Answer:
         tokens = self.budget.max_context_tokens
         now = _longest_at_once(self.as_is, tokens)
         return _longest_at_once(change, tokens) / now if now else None
+
+
+def _context_at(concurrency: int, deployment: Deployment, budget: KVBudget) -> int:
+    """Tokens that each of `concurrency` requests may have; 0 where the engine runs fewer."""
+    each = -(-concurrency // deployment.pools)
+    if each > budget.max_sequences:
+        return 0
+    return min(largest_context(budget, deployment.model, each), budget.max_context_tokens)
 
 
 def _longest_at_once(change: Change, tokens: int) -> float:
@@ -105,9 +133,7 @@ def answer_of(question: Question) -> Answer:
         count = held(deployment, budget, demand)
     context = None
     if question.concurrency is not None and fits:
-        each = -(-question.concurrency // deployment.pools)
-        context = min(largest_context(budget, deployment.model, each), budget.max_context_tokens)
-        context = 0 if each > budget.max_sequences else context
+        context = _context_at(question.concurrency, deployment, budget)
     wants = demand is not None and question.concurrency is not None
     typical = demand.tokens if demand else budget.max_context_tokens
     return Answer(
@@ -123,7 +149,7 @@ def answer_of(question: Question) -> Answer:
         group=smallest_group(deployment, demand) if demand and wants else None,
         fleet=smallest_fleet(deployment, demand) if demand and wants else None,
         waste=waste(deployment, budget, typical) if fits else None,
-        decode_floor_seconds=_decode_floor(deployment, budget, demand, count),
+        decode_floor_seconds=_decode_floor(question, deployment, budget, count),
     )
 
 
@@ -160,10 +186,13 @@ def _blocks_printed_as(deployment: Deployment, budget: KVBudget, tokens: int) ->
 
 
 def _decode_floor(
-    deployment: Deployment, budget: KVBudget, demand: Demand | None, count: int | None
+    question: Question, deployment: Deployment, budget: KVBudget, count: int | None
 ) -> float | None:
-    if demand is None or not count:
+    if question.demand is None or not count:
         return None
-    running = min(count, demand.concurrency) if demand.concurrency > 1 else count
-    each = -(-running // deployment.pools)
-    return decode_step_floor_seconds(deployment, budget, each, demand.tokens)
+    each = -(-_running(question, count) // deployment.pools)
+    return decode_step_floor_seconds(deployment, budget, each, question.demand.tokens)
+
+
+def _running(question: Question, count: int) -> int:
+    return count if question.concurrency is None else min(count, question.concurrency)

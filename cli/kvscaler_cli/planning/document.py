@@ -116,12 +116,14 @@ def _limits(answer: Answer) -> dict[str, Any]:
 def _change(answer: Answer, change: Change) -> dict[str, Any]:
     return {
         "name": change.name,
-        "flags": flags_of(change.settings),
+        "flags": " ".join(flags_of(change.settings)),
         "devices": change.devices,
         "replicas": change.replicas,
         "kvBytes": change.budget.kv_bytes,
         "blocks": change.budget.blocks,
         "atOnce": answer.at_once(change),
+        "maxContextTokens": change.budget.max_context_tokens,
+        "largestContextTokens": answer.context_after(change),
         "fits": change.budget.fit.fits,
     }
 

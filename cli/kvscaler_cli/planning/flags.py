@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 _FLAGS: Mapping[str, tuple[str, Callable[[object], str]]] = {
     "accelerator": ("--accelerator", str),
+    "memory_mib": ("--memory", lambda x: f"{x}MiB"),
     "weights": ("--weight-dtype", str),
     "kv_dtype": ("--kv-dtype", str),
     "memory_utilization_percent": ("--memory-utilization", lambda x: f"{float(str(x)) / 100:g}"),
@@ -16,8 +17,8 @@ _FLAGS: Mapping[str, tuple[str, Callable[[object], str]]] = {
 }
 
 
-def flags_of(settings: Mapping[str, object]) -> str:
-    """`settings` of a change as flags; replicas are no flag of one replica's plan."""
+def flags_of(settings: Mapping[str, object]) -> tuple[str, ...]:
+    """`settings` of a change, each as a flag with its value; replicas are no flag of a plan of one."""
     words = [
         f"{flag} {write(settings[name])}"
         for name, (flag, write) in _FLAGS.items()
@@ -25,4 +26,4 @@ def flags_of(settings: Mapping[str, object]) -> str:
     ]
     if "replicas" in settings:
         words.append(f"{settings['replicas']} replicas")
-    return " ".join(words)
+    return tuple(words)

@@ -60,11 +60,13 @@ def blamed(flag: str) -> Iterator[None]:
         yield
     except (
         ModelNotUnderstood,
-        UnknownModel,
         UnknownEngine,
-        hardware.UnknownAccelerator,
     ) as error:
         raise click.UsageError(f"{flag}: {error}") from error
+    except UnknownModel as error:
+        raise click.UsageError(f"{flag}: {error} (`kvscaler list models`)") from error
+    except hardware.UnknownAccelerator as error:
+        raise click.UsageError(f"{flag}: {error} (`kvscaler list accelerators`)") from error
 
 
 def question_of(flags: Mapping[str, Any]) -> Question:

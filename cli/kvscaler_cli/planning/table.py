@@ -47,10 +47,12 @@ def table(answer: Answer, paper: Paper) -> str:
         words = "What would make it fit, the cheapest first:"
         if answer.budget.fit.fits:
             words = "What would hold them, the cheapest first:"
-        parts.append(f"{words}\n{_changes(answer, answer.changes)}")
-    elif answer.alternatives and answer.budget.fit.fits:
+        parts.append(f"{words}\n{_changes(answer, answer.changes, paper)}")
+    elif not answer.holds:
+        parts.append("No single change that is known here would make it so.")
+    elif answer.alternatives:
         words = "What smaller types would give (none is chosen by itself):"
-        parts.append(f"{_wrap(words, paper)}\n{_changes(answer, answer.alternatives)}")
+        parts.append(f"{_wrap(words, paper)}\n{_changes(answer, answer.alternatives, paper)}")
     if warnings := warnings_of(answer):
         parts.append("\n".join(_wrap(f"! {text}.", paper, "  ") for text in warnings))
     return "\n\n".join(parts)
@@ -135,6 +137,12 @@ def sentence(answer: Answer) -> str:
     whole = f"{longest:,.2f} requests of the longest context ({budget.max_context_tokens:,} tokens)"
     if demand is None:
         wanted = answer.question.concurrency
+        own = answer.deployment.model.max_context_tokens
+        if wanted is None and answer.pool_bound_context:
+            return (
+                f"It fits, but the longest request that it holds has {budget.max_context_tokens:,} of "
+                f"the model's {own:,} tokens."
+            )
         if wanted is None:
             return f"It fits, and holds {whole} at once."
         if answer.context_at_concurrency:
@@ -205,12 +213,16 @@ def _fact_rows(answer: Answer) -> Iterator[tuple[str, str]]:
         low, high = max(0, budget.kv_low_bytes), max(0, budget.kv_high_bytes)
         yield "Expected", f"{gib(low)} to {gib(high)} of KV cache"
     if budget.fit.fits:
-        pools = f"{deployment.pools} pools of " if deployment.pools > 1 else ""
-        yield (
-            "KV pool",
-            f"{pools}{budget.blocks:,} blocks of {_tokens(budget.block_tokens)}, "
-            f"{gib(budget.block_bytes)} each ({budget.kv_dtype})",
-        )
+        groups = len(budget.layout.groups)
+        pools = f"{deployment.pools} x " if deployment.pools > 1 else ""
+        pool = f"{pools}{budget.blocks:,} blocks"
+        block = f"{_tokens(budget.block_tokens)}, {gib(budget.block_bytes)} ({budget.kv_dtype})"
+        if groups == 1:
+            pool += f" = {pools}{budget.pool_tokens:,} tokens"
+        else:
+            block += f", in each of {groups} groups of layers"
+        yield "KV pool", pool
+        yield "KV block", block
         each = budget.layout.concurrency(budget.blocks, budget.max_context_tokens)
         yield (
             "Longest request",
@@ -218,7 +230,7 @@ def _fact_rows(answer: Answer) -> Iterator[tuple[str, str]]:
         )
     if demand is not None and budget.fit.fits:
         yield "Each request", f"{answer.request_blocks:,} blocks for {demand.tokens:,} tokens"
-    if answer.context_at_concurrency is not None:
+    if answer.context_at_concurrency:
         yield (
             f"{answer.question.concurrency:,} at once",
             f"up to {answer.context_at_concurrency:,} tokens each",
@@ -230,7 +242,8 @@ def _fact_rows(answer: Answer) -> Iterator[tuple[str, str]]:
     if answer.decode_floor_seconds is not None:
         yield (
             "Decode step",
-            f"{1e3 * answer.decode_floor_seconds:.1f} ms at least, to read weights and KV cache",
+            f"{1e3 * answer.decode_floor_seconds:.1f} ms at least with {answer.running:,} at once, to "
+            "read weights and KV cache",
         )
 
 
@@ -252,7 +265,8 @@ def _fleet_words(answer: Answer) -> str:
             f"{fleet.devices} as {fleet.replicas} replicas of {each}, {fleet.held_each:,} requests each"
         )
     if single is not None:
-        words.append(f"{single.devices} as one replica ({flags_of(_shape(single.deployment))})")
+        shape = " ".join(flags_of(_shape(single.deployment)))
+        words.append(f"{single.devices} as one replica ({shape})")
     return "; ".join(words)
 
 
@@ -265,24 +279,49 @@ def _shape(deployment: Deployment) -> dict[str, object]:
     return {name: size for name, size in sizes.items() if size > 1}
 
 
-def _changes(answer: Answer, changes: tuple[Change, ...]) -> str:
-    lengths = answer.question.demand is None
+def _changes(answer: Answer, changes: tuple[Change, ...], paper: Paper) -> str:
+    """A row for each change, its flags one below the other where they need more room."""
+    demand, concurrency = answer.question.demand, answer.question.concurrency
+    headers = ["DEVICES", "KV CACHE", "CONTEXT", "AT ONCE", "GAIN"]
+    if demand is not None:
+        headers.remove("CONTEXT")
+    elif concurrency is not None:
+        headers[2:4] = [f"EACH OF {concurrency:,}"]
+    gains = [answer.gain(change) for change in changes]
+    if not any(gains):
+        headers.remove("GAIN")
+    values = []
+    for change, gain in zip(changes, gains, strict=True):
+        count = answer.at_once(change)
+        shown = {
+            "DEVICES": str(change.devices),
+            "KV CACHE": gib(change.budget.kv_bytes),
+            "CONTEXT": f"{change.budget.max_context_tokens:,}",
+            "AT ONCE": f"{count:,.0f}" if demand else f"{count:,.2f}",
+            f"EACH OF {concurrency or 0:,}": f"{answer.context_after(change) or 0:,}",
+            "GAIN": f"{gain:.2f}x" if gain else "",
+        }
+        values.append([shown[name] for name in headers])
+    others = sum(
+        max(len(name), *(len(row[i]) for row in values)) + 3 for i, name in enumerate(headers)
+    )
     rows = []
-    for change in changes:
-        count, gain = answer.at_once(change), answer.gain(change)
-        rows.append(
-            [
-                flags_of(change.settings),
-                str(change.devices),
-                gib(change.budget.kv_bytes),
-                *([f"{change.budget.max_context_tokens:,}"] if lengths else []),
-                f"{count:,.2f}" if lengths else f"{count:,.0f}",
-                "" if gain is None else f"{gain:.2f}x",
-            ]
-        )
-    headers = ["CHANGE", "DEVICES", "KV CACHE", *(["CONTEXT"] if lengths else []), "AT ONCE"]
-    headers.append("GAIN" if any(row[-1] for row in rows) else "")
-    return format_table(headers, rows, set(range(1, len(headers))))
+    for change, row in zip(changes, values, strict=True):
+        first, *rest = _packed(flags_of(change.settings), paper.columns - others)
+        rows.append([first, *row])
+        rows += [[f"  {line}", *[""] * len(row)] for line in rest]
+    return format_table(["CHANGE", *headers], rows, range(1, len(headers) + 1))
+
+
+def _packed(words: tuple[str, ...], room: int) -> list[str]:
+    """`words` in lines of at most `room` where that is possible, none broken."""
+    lines: list[str] = []
+    for word in words:
+        if lines and len(lines[-1]) + 1 + len(word) <= room - 2:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines or [""]
 
 
 def _wrap(text: str, paper: Paper, indent: str = "") -> str:

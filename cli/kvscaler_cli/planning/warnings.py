@@ -56,15 +56,11 @@ def _about_limits(answer: Answer) -> Iterator[str]:
     budget, demand = answer.budget, answer.question.demand
     if not budget.fit.fits:
         return
-    deployment = answer.deployment
-    own = deployment.model.max_context_tokens
-    resolved = deployment.profile.resolve(
-        deployment.model, deployment.accelerator, deployment.settings
-    )
-    if budget.max_context_tokens < own and resolved.max_context_tokens is None:
+    if answer.pool_bound_context:
         yield (
             f"the pool holds {budget.max_context_tokens:,} tokens, less than the model's context of "
-            f"{own:,}; engines start only with --max-model-len {budget.max_context_tokens} or less"
+            f"{answer.deployment.model.max_context_tokens:,}; most engines start only with "
+            f"--max-model-len {budget.max_context_tokens} or less"
         )
     if demand is not None and demand.tokens > budget.max_context_tokens:
         yield (

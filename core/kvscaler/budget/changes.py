@@ -10,7 +10,7 @@ from kvscaler.budget.compute import BudgetUnknown
 from kvscaler.budget.demand import Demand, groups, held, smallest_fleet, with_room_for
 from kvscaler.budget.deployment import Deployment
 from kvscaler.budget.fit import SMALLEST_CONTEXT_TOKENS
-from kvscaler.budget.lines import KVBudget
+from kvscaler.budget.lines import KVBudget, gib
 from kvscaler.budget.questions import largest_context
 from kvscaler.hardware import Accelerator, accelerators
 from kvscaler.models import ModelNotUnderstood
@@ -41,6 +41,10 @@ WEIGHT_SCHEMES: Mapping[str, tuple[str, ...]] = {
 }
 USUAL_SCHEMES = ("fp8", "int4-g128")
 
+MEMORY_AS_STATED = ("cpu", "custom")
+"""Devices whose memory is what a container's limit, or a person, says."""
+MOST_MEMORY_MIB = 4 << 20
+
 FIXED_FRACTION = ("sglang", "llama.cpp")
 """Engines whose fraction is not free to grow: what SGLang leaves is where activations and graphs live,
 and llama.cpp has none."""
@@ -55,7 +59,7 @@ class Change:
     budget: KVBudget
     settings: Mapping[str, object]
     """What changed, by the names of `EngineSettings`, or `weights` (a scheme), `accelerator` (its
-    name), `replicas`."""
+    name), `memory_mib`, `replicas`."""
 
     @property
     def sequences(self) -> float:
@@ -86,8 +90,9 @@ def cheapest_changes(
     """Up to `most` changes that make the deployment fit, and hold `demand`; the cheapest first.
 
     Order of cost: settings that cost nothing, the cache's precision, the weights' precision, more
-    devices, a larger card. Each is tried alone, beside the limits that `demand` needs anyway, and
-    of one kind only the mildest that is enough is listed.
+    memory or a larger card, more devices, and last smaller weights on more devices; what takes fewer
+    devices is listed first. Each is tried alone, beside the limits that `demand` needs anyway, and of
+    one kind only the mildest that is enough is listed.
     Nothing is listed when it fits already.
     """
     if _meets(deployment, deployment.budget(), demand, 1):
@@ -99,7 +104,7 @@ def cheapest_changes(
             found.append(change)
         if len(found) == most:
             break
-    return tuple(found)
+    return tuple(sorted(found, key=lambda change: change.devices))
 
 
 def _includes(change: Change, cheaper: Change) -> bool:
@@ -125,11 +130,16 @@ def _candidates(asked: Deployment, demand: Demand | None) -> Iterator[Iterable[C
     yield from ([change] for change in _free_changes(asked, roomy, demand))
     yield _kv_changes(asked, roomy)
     yield _weight_changes(asked, roomy)
-    yield from ([change] for change in _more_devices(asked, roomy, demand))
+    yield _more_memory(asked, roomy, demand)
     yield (
         _attempt(asked, replace(roomy, accelerator=card), card.name, accelerator=card.name)
         for card in _larger_cards(asked.accelerator)
     )
+    yield from ([change] for change in _more_devices(asked, roomy, demand))
+    for smaller in _weight_changes(asked, roomy):
+        if smaller is not None:
+            beside = smaller.settings["weights"]
+            yield _more_devices(asked, smaller.deployment, demand, weights=beside)
 
 
 def _limits(asked: Deployment, roomy: Deployment) -> str:
@@ -182,23 +192,46 @@ def _weight_changes(asked: Deployment, roomy: Deployment) -> Iterator[Change | N
 
 
 def _more_devices(
-    asked: Deployment, roomy: Deployment, demand: Demand | None
+    asked: Deployment, roomy: Deployment, demand: Demand | None, **beside: object
 ) -> Iterator[Change | None]:
     """More replicas where one holds some of the demand, and the smallest larger replica."""
-    found: list[Change | None] = []
+    found: list[Change] = []
     if demand is not None:
-        fleet = smallest_fleet(asked, demand)
+        fleet = smallest_fleet(replace(roomy, settings=asked.settings), demand)
         if fleet is not None and fleet.replicas > 1:
             words = f"{fleet.replicas} replicas of {_devices(fleet.deployment)}"
-            found.append(_attempt(asked, fleet.deployment, words, replicas=fleet.replicas))
+            change = _attempt(asked, fleet.deployment, words, replicas=fleet.replicas, **beside)
+            found += [change] if change else []
     for grown in groups(roomy):
         if grown.devices <= asked.devices:
             continue
-        change = _attempt(asked, grown, _devices(grown))
+        change = _attempt(asked, grown, _devices(grown), **beside)
         if change is not None and _change_meets(change, demand):
             found.append(change)
             break
-    yield from sorted((x for x in found if x is not None), key=lambda change: change.devices)
+    yield from sorted(found, key=lambda change: change.devices)
+
+
+def _more_memory(
+    asked: Deployment, roomy: Deployment, demand: Demand | None
+) -> Iterator[Change | None]:
+    """The least memory that is enough, where memory is a limit or stated, not a card's."""
+    present = asked.accelerator.memory_bytes
+    if present is None or asked.accelerator.name not in MEMORY_AS_STATED:
+        return
+
+    def with_mib(mib: int) -> Change | None:
+        device = asked.accelerator.with_memory(mib << 20)
+        words = f"memory of {gib(mib << 20)}"
+        return _attempt(asked, replace(roomy, accelerator=device), words, memory_mib=mib)
+
+    low, high = (present >> 20) + 1, MOST_MEMORY_MIB
+    while low < high:
+        middle = (low + high) // 2
+        change = with_mib(middle)
+        enough = change is not None and _change_meets(change, demand)
+        low, high = (low, middle) if enough else (middle + 1, high)
+    yield with_mib(low)
 
 
 def _devices(deployment: Deployment) -> str:
@@ -207,10 +240,12 @@ def _devices(deployment: Deployment) -> str:
 
 def _larger_cards(card: Accelerator) -> list[Accelerator]:
     """Known cards of the same kind with more memory, the smallest first."""
+    if card.device == "cpu":
+        return []
+    alike = (x for x in accelerators() if (x.device, x.unified) == (card.device, card.unified))
     least = card.memory_bytes or 0
     return sorted(
-        (x for x in accelerators() if x.device == card.device and (x.memory_bytes or 0) > least),
-        key=lambda x: x.memory_bytes or 0,
+        (x for x in alike if (x.memory_bytes or 0) > least), key=lambda x: x.memory_bytes or 0
     )
 
 

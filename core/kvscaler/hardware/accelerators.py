@@ -5,6 +5,7 @@ An "80 GB" card offers 79.2 GiB; a budget that starts from 80 GB crash-loops.
 
 import json
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from typing import Any, Self
@@ -70,15 +71,18 @@ def _accelerator(row: dict[str, Any]) -> Accelerator:
 def find(name: str) -> Accelerator:
     """The accelerator with this name or alias; case, spaces and hyphens do not matter.
 
-    Raises `UnknownAccelerator` with the names that are known.
+    Raises `UnknownAccelerator` with the names that come near: a status has room for few.
     """
     wanted = _plain(name)
     for accelerator in accelerators():
         if wanted in {_plain(accelerator.name), *(_plain(a) for a in accelerator.aliases)}:
             return accelerator
-    known = ", ".join(a.name for a in accelerators())
+    known = {_plain(x): a.name for a in accelerators() for x in (a.name, *a.aliases)}
+    near = list(dict.fromkeys(known[x] for x in get_close_matches(wanted, known, n=4)))
     raise UnknownAccelerator(
-        f"accelerator {name[:60]!r} is not known ({known}); give its memory instead"
+        f"accelerator {name[:60]!r} is not one of the {len(accelerators())} that are known, such as "
+        f"{', '.join(near or ['nvidia-h100-80gb-hbm3', 'nvidia-l40s', 'cpu'])}; "
+        "name one of them, or give its memory instead"
     )
 
 

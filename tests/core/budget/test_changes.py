@@ -1,6 +1,9 @@
 """What other types would give, and the cheapest changes that make something fit."""
 
+from dataclasses import replace
+
 import pytest
+from kvscaler import hardware
 from kvscaler.budget import Demand, cheapest_changes, dtype_changes, held
 
 from tests.core.budget.deployments import deployment
@@ -42,7 +45,7 @@ def test_the_three_cheapest_changes_all_fit_and_nothing_is_said_where_all_is_wel
 
 def test_too_large_a_model_needs_fewer_bits_or_devices_or_a_larger_card():
     assert names(deployment("qwen3-32b", card="rtx-4090")) == [
-        "weights in int4-g128", "4 devices", "nvidia-h100-pcie",
+        "weights in int4-g128", "nvidia-h100-pcie", "4 devices",
     ]  # fmt: skip
 
 
@@ -60,11 +63,35 @@ def test_a_demand_is_met_by_precision_or_by_replicas():
     asked, demand = deployment(), Demand(1200, 300, 500)
     changes = cheapest_changes(asked, demand)
     assert [change.name for change in changes] == [
-        "KV cache in fp8_e4m3", "2 replicas of 1 device", "2 devices",
+        "KV cache in fp8_e4m3", "nvidia-h200", "2 replicas of 1 device",
     ]  # fmt: skip
     for change in changes:
         assert held(change.deployment, change.budget, demand) * change.replicas >= 500
-    assert [change.devices for change in changes] == [1, 2, 2]
+    assert [change.devices for change in changes] == [1, 1, 2]
+
+
+def test_smaller_weights_on_more_devices_are_tried_where_neither_is_enough():
+    changes = cheapest_changes(deployment("llama-3.1-405b"))
+    assert [(dict(change.settings), change.devices) for change in changes] == [
+        ({"weights": "int4-g128", "tensor_parallel": 4}, 4),
+        ({"weights": "fp8", "tensor_parallel": 8}, 8),
+        ({"tensor_parallel": 8, "pipeline_parallel": 2}, 16),
+    ]
+
+
+def test_memory_that_is_a_limit_is_raised_no_further_than_needed():
+    card = hardware.find("cpu").with_memory(600 << 20)
+    small = deployment("smollm2-135m", "cpu", "kvscaler", memory_bytes=600 << 20)
+    (change,) = cheapest_changes(small)
+    mib = change.settings["memory_mib"]
+    one_less = replace(small, accelerator=card.with_memory((mib - 1) << 20))
+    assert change.budget.fit.fits
+    assert not one_less.budget().fit.fits
+
+
+def test_no_card_that_shares_its_memory_with_the_host_takes_the_place_of_one_that_does_not():
+    asked = deployment("deepseek-v3", tensor_parallel=8)
+    assert "nvidia-gb10" not in names(asked)
 
 
 def test_a_limit_in_the_way_is_the_only_change_where_memory_is_enough():

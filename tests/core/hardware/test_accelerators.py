@@ -25,9 +25,14 @@ def test_names_are_unique_and_sources_given():
     assert all(a.source for a in accelerators())
 
 
-def test_unknown_names_the_known_ones():
-    with pytest.raises(UnknownAccelerator, match=r"'tpu'.*nvidia-l40s.*memory"):
-        find("tpu")
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("h1000", "nvidia-h100"), ("rtx4099", "nvidia-geforce-rtx-4090"), ("abacus", "nvidia-l40s")],
+)
+def test_unknown_names_the_ones_that_come_near(name, near):
+    with pytest.raises(UnknownAccelerator, match=rf"'{name}'.*{near}.*memory") as raised:
+        find(name)
+    assert len(str(raised.value)) < 300
 
 
 def test_thirty_cards_and_more_of_every_make():
