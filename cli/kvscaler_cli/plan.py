@@ -66,7 +66,9 @@ Exit codes: 0 it fits and holds what was asked, 1 it does not,
     "--data-parallel", type=COUNT, default=1,
     help="Replicas with a pool each; in SGLang they share the ranks (dp-attention).",
 )  # fmt: skip
-@click.option("--context-parallel", type=COUNT, default=1, help="Ranks that share the tokens.")
+@click.option(
+    "--context-parallel", type=COUNT, default=1, help="Ranks that share a sequence's tokens."
+)
 @click.option("--memory-utilization", type=SHARE, help="Share of memory to use: 0.9 or 90%.")
 @click.option("--kv-dtype", metavar="TYPE", help="Type of the KV cache: fp8, int8_per_token_head.")
 @click.option(

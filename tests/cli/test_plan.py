@@ -42,6 +42,9 @@ def test_table_shows_every_line_and_what_it_means_for_a_request():
     [
         (*H100, *CHAT, "--concurrency", "500"),
         ("qwen3-32b", "--accelerator", "rtx-4090", "--engine", "vllm"),
+        ("llama-3.1-405b", "--accelerator", "l4", "--engine", "vllm"),
+        (*H100, *CHAT, "--concurrency", "5000"),
+        ("llama-3.1-70b", *H100[1:], "--tensor-parallel", "2"),
         ("gemma-4-26b-a4b", "--accelerator", "a100", "--engine", "sglang", "--concurrency", "9"),
         ("smollm2-135m", "--accelerator", "cpu", "--memory", "2Gi"),
     ],

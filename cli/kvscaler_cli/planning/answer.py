@@ -94,10 +94,13 @@ class Answer:
         return _context_at(each, change.deployment, change.budget)
 
     def gain(self, change: Change) -> float | None:
-        """How many times as many requests of one length `change` holds; `None` where none is now."""
+        """How many times as many requests, or tokens of each, `change` holds; `None` of nothing."""
         if self.question.demand is not None:
             now = self.at_once(self.as_is)
             return self.at_once(change) / now if now else None
+        if self.question.concurrency is not None:
+            each = self.context_at_concurrency
+            return (self.context_after(change) or 0) / each if each else None
         tokens = self.budget.max_context_tokens
         now = _longest_at_once(self.as_is, tokens)
         return _longest_at_once(change, tokens) / now if now else None

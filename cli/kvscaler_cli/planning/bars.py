@@ -15,7 +15,7 @@ class Marks:
     end: str
 
 
-UNICODE = Marks("▒", "█", "░", "╳", "▏", "│")
+UNICODE = Marks("▒", "█", "░", "╳", "▌", "│")
 ASCII = Marks("=", "#", ".", "x", "|", "|")
 
 

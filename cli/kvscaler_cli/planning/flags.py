@@ -19,11 +19,8 @@ _FLAGS: Mapping[str, tuple[str, Callable[[object], str]]] = {
 
 def flags_of(settings: Mapping[str, object]) -> tuple[str, ...]:
     """`settings` of a change, each as a flag with its value; replicas are no flag of a plan of one."""
-    words = [
+    return tuple(
         f"{flag} {write(settings[name])}"
         for name, (flag, write) in _FLAGS.items()
         if name in settings
-    ]
-    if "replicas" in settings:
-        words.append(f"{settings['replicas']} replicas")
-    return tuple(words)
+    )

@@ -290,6 +290,8 @@ def _changes(answer: Answer, changes: tuple[Change, ...], paper: Paper) -> str:
     gains = [answer.gain(change) for change in changes]
     if not any(gains):
         headers.remove("GAIN")
+    if all(change.devices == answer.deployment.devices for change in changes):
+        headers.remove("DEVICES")
     values = []
     for change, gain in zip(changes, gains, strict=True):
         count = answer.at_once(change)
@@ -307,7 +309,10 @@ def _changes(answer: Answer, changes: tuple[Change, ...], paper: Paper) -> str:
     )
     rows = []
     for change, row in zip(changes, values, strict=True):
-        first, *rest = _packed(flags_of(change.settings), paper.columns - others)
+        words = flags_of(change.settings)
+        if change.replicas > 1:
+            words += (f"in {change.replicas} replicas",)
+        first, *rest = _packed(words, paper.columns - others)
         rows.append([first, *row])
         rows += [[f"  {line}", *[""] * len(row)] for line in rest]
     return format_table(["CHANGE", *headers], rows, range(1, len(headers) + 1))
