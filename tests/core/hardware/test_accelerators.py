@@ -69,5 +69,25 @@ def test_memory_is_what_drivers_report(name, gib):
     assert find(name).memory_bytes / 2**30 == pytest.approx(gib, abs=0.005)
 
 
+@pytest.mark.parametrize(
+    ("name", "mib"),
+    [
+        # Totals that torch and CUDA name for these cards in public logs, by driver.
+        ("h100", 81_089), ("h100-pcie", 81_008), ("h100-nvl", 95_320), ("h200", 143_156),
+        ("h20", 97_285), ("b200", 182_631), ("l40s", 45_589), ("l4", 22_563), ("l4", 22_693),
+        ("a10g", 22_587), ("a10g", 22_723), ("a30", 24_164), ("a40", 45_416), ("a800", 81_051),
+        ("a6000", 48_676), ("a4000", 16_117), ("rtx-6000-ada", 48_497), ("rtx-pro-6000", 97_250),
+        ("rtx-5090", 32_102), ("rtx-4090", 24_217), ("rtx-4090", 24_081), ("rtx-4080", 16_049),
+        ("rtx-3090", 24_268), ("rtx-3090", 24_124), ("rtx-3080", 10_002), ("t4", 15_110),
+        ("t4", 14_912), ("v100-32gb", 32_501), ("v100-16gb", 16_130), ("mi300x", 196_592),
+        ("mi250x", 65_520), ("mi210", 65_520),
+    ],
+)  # fmt: skip
+def test_ranges_hold_what_public_logs_name(name, mib):
+    low, high = find(name).memory_range_bytes
+    assert low <= mib << 20 <= high
+    assert find(name).memory_bytes == pytest.approx(mib << 20, rel=0.007)
+
+
 def test_stated_memory_has_no_range():
     assert find("h100").with_memory(64 << 30).memory_range_bytes is None
