@@ -66,7 +66,7 @@ def _mla(fields: Fields, shapes: Shapes) -> list[TensorKind]:
     up = (rank or shapes.hidden) * width
     expand = latent * shapes.heads * (nope + value_dim)
     output = shapes.heads * value_dim * shapes.hidden
-    layers = shapes.layers
+    layers = shapes.counts.full
     kinds = [
         TensorKind(
             "latent projections",

@@ -149,6 +149,7 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek_v32": _DEEPSEEK,
     "deepseek_v4": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
+    "kimi_linear": Family(experts=True, latent=True, defaults={"kda_conv_kernel": 4}),
     "glm_moe_dsa": _DEEPSEEK,
     "minicpm3": Family(tied=True, latent=True, defaults={"v_head_dim": 64}),
     "mistral4": _DEEPSEEK,

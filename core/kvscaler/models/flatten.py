@@ -13,7 +13,7 @@ from kvscaler.models.errors import ModelNotUnderstood
 from kvscaler.models.families import canonical_type
 from kvscaler.models.fields import Fields
 from kvscaler.models.quantization import Quantization, parse_config, parse_name
-from kvscaler.models.runs import read_runs, write_runs
+from kvscaler.models.runs import MAX_LAYERS, read_runs, write_runs
 from kvscaler.models.vision import vision_parameters
 
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "text_model")
@@ -39,7 +39,8 @@ _SCALARS = (
     "hybrid_override_pattern", "num_nextn_predict_layers", "mtp_num_hidden_layers",
     "partial_rotary_factor", "enable_moe_block", "use_qk_norm", "o_lora_rank", "o_groups",
     "vision_parameters", "cross_attention_layers_count", "quantization", "quantization_skips",
-    "adapters_parameters", "weights_bytes",
+    "adapters_parameters", "weights_bytes", "num_experts_per_token", "num_shared_experts",
+    "mla_use_nope", "kda_num_heads", "kda_head_dim", "kda_conv_kernel",
 )  # fmt: skip
 
 
@@ -131,10 +132,36 @@ def listed_facts(config: Mapping[str, Any]) -> dict[str, Any]:
         facts["layer_types"] = [
             names.get(item, "unknown") if isinstance(item, int) else "unknown" for item in pattern
         ]
+    facts |= _delta_attention(config)
     for name in ("layer_types", "layers_block_type"):
         kinds = config.get(name)
         if isinstance(kinds, list) and config.get("num_hidden_layers") is None:
             facts["num_hidden_layers"] = len(kinds)
+    return facts
+
+
+def _delta_attention(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Kimi Linear: `linear_attn_config` lists by number, from 1 on, which layers are of which kind."""
+    block = config.get("linear_attn_config")
+    if not isinstance(block, Mapping):
+        return {}
+    facts = {
+        ours: block[theirs]
+        for ours, theirs in (
+            ("kda_num_heads", "num_heads"),
+            ("kda_head_dim", "head_dim"),
+            ("kda_conv_kernel", "short_conv_kernel_size"),
+        )
+        if theirs in block
+    }
+    layers = config.get("num_hidden_layers")
+    named = {"full_attention": block.get("full_attn_layers"), "kda": block.get("kda_layers")}
+    if isinstance(layers, int) and 0 < layers <= MAX_LAYERS and not config.get("layer_types"):
+        kinds = dict.fromkeys(range(1, layers + 1), "unknown")
+        for kind, numbers in named.items():
+            if isinstance(numbers, list):
+                kinds |= {n: kind for n in numbers[:MAX_LAYERS] if n in kinds}
+        facts["layer_types"] = list(kinds.values())
     return facts
 
 

@@ -112,7 +112,11 @@ def groups_of(
     if model_type == "deepseek_v4":
         return _compressed(fields, counts.full, head_dim)
     if latent := fields.optional("kv_lora_rank"):
-        return (_mla(fields, counts.full, latent),)
+        found = [_mla(fields, counts.full, latent)]
+        if counts.recurrent:
+            state = _state(fields, model_type, native)
+            found.append(LayerGroup(LayerKind.RECURRENT, counts.recurrent, 0, 0, 0, state=state))
+        return tuple(found)
     value_dim = fields.integer("v_head_dim", default=head_dim)
     global_dim = fields.integer("global_head_dim", default=head_dim)
     global_values = global_dim if fields.has("global_head_dim") else value_dim
@@ -206,6 +210,14 @@ def _mla(fields: Fields, layers: int, latent: int) -> LayerGroup:
 
 
 def _state(fields: Fields, model_type: str, native: str) -> RecurrentState:
+    if fields.has("kda_num_heads"):
+        # Convolutions of queries, keys and values, and a square state in 32 bits for each head
+        # (vLLM `model_executor/layers/mamba/mamba_utils.py`, `kda_state_shape`).
+        heads, width = fields.integer("kda_num_heads"), fields.integer("kda_head_dim")
+        kernel = fields.integer("kda_conv_kernel")
+        return RecurrentState(
+            3 * heads * width, kernel, heads * width * width, "float32", heads=heads
+        )
     dtype = fields.text("mamba_ssm_dtype", "mamba_ssm_cache_dtype", default="auto")
     if fields.has("linear_num_key_heads"):
         key = fields.integer("linear_num_key_heads") * fields.integer("linear_key_head_dim")

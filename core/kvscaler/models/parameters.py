@@ -81,7 +81,7 @@ def _experts(
     shared_width = fields.integer(
         "moe_shared_expert_intermediate_size", "shared_expert_intermediate_size", default=0, least=0
     )
-    shared = fields.integer("n_shared_experts", default=0, least=0)
+    shared = fields.integer("n_shared_experts", "num_shared_experts", default=0, least=0)
     if not shared_width:
         factor = 2 if shapes.model_type == "nemotron_h" else 1
         shared_width = shared * width * factor

@@ -58,8 +58,10 @@ def parse(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
         "facts": facts,
         "quantization": quantization,
         "draft": draft,
-        "rotary_dim": fields.optional("qk_rope_head_dim") or _rotary_dim(fields, shapes),
-        "experts_per_token": fields.integer("num_experts_per_tok", default=0, least=0),
+        "rotary_dim": _rotary_dim(fields, shapes),
+        "experts_per_token": fields.integer(
+            "num_experts_per_tok", "num_experts_per_token", default=0, least=0
+        ),
         "expert_width": fields.integer("moe_intermediate_size", default=shapes.inner),
         "overrides": tuple(sorted(overrides)),
     }
@@ -69,6 +71,10 @@ def parse(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
 
 def _rotary_dim(fields: Fields, shapes: Shapes) -> int:
     """Elements of a head that carry positions; all of them unless a share is stated."""
+    if fields.flag("mla_use_nope"):
+        return 0
+    if latent := fields.optional("qk_rope_head_dim"):
+        return latent
     share = fields.get("partial_rotary_factor")
     if share is None:
         return shapes.head_dim
@@ -151,6 +157,8 @@ def _strange(fields: Fields, family: Family, shapes: Shapes) -> None:
                 fields.problems.append(f"{name}: no experts are known of {shapes.model_type}")
     if fields.has("kv_lora_rank") and not family.latent:
         fields.problems.append(f"kv_lora_rank: no latent attention is known of {shapes.model_type}")
+    if fields.has("routed_expert_hidden_size"):
+        fields.problems.append("routed_expert_hidden_size: experts of a latent are not computed")
     if shapes.model_type == "nemotron-nas" and not fields.has("block_configs", "block_kv_heads"):
         fields.problems.append("block_configs is missing, which says what each layer keeps")
 
@@ -223,7 +231,12 @@ def _facts(
     quantization: Quantization | None,
 ) -> dict[str, Any]:
     context = fields.integer(
-        "max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length"
+        "max_position_embeddings",
+        "n_positions",
+        "max_seq_len",
+        "max_sequence_length",
+        "seq_length",
+        "model_max_length",
     )
     facts: dict[str, Any] = {
         "model_type": model_type,

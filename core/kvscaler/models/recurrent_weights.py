@@ -1,6 +1,7 @@
-"""Weights of recurrent layers: gated DeltaNet, Mamba2 and Mamba1.
+"""Weights of recurrent layers: gated DeltaNet, Kimi delta attention, Mamba2 and Mamba1.
 
-Shapes as in transformers: `models/qwen3_next`, `models/nemotron_h`, `models/jamba`.
+Shapes as in transformers: `models/qwen3_next`, `models/nemotron_h`, `models/jamba`; Kimi's as in vLLM
+`model_executor/layers/kda.py`.
 """
 
 from kvscaler.models.fields import Fields
@@ -18,6 +19,8 @@ def recurrent_tensors(
         return []
     if fields.has("linear_num_key_heads"):
         into, small, out, replicated = _delta_net(fields, hidden)
+    elif fields.has("kda_num_heads"):
+        into, small, out, replicated = _kimi_delta(fields, hidden)
     elif model_type == "jamba":
         into, small, out, replicated = _mamba1(fields, hidden)
     else:
@@ -38,6 +41,15 @@ def _delta_net(fields: Fields, hidden: int) -> tuple[int, int, int, int]:
     into = hidden * (2 * keys + 2 * values + 2 * heads)
     small = (2 * keys + values) * fields.integer("linear_conv_kernel_dim") + 2 * heads
     return into, small, values * hidden, value_dim
+
+
+def _kimi_delta(fields: Fields, hidden: int) -> tuple[int, int, int, int]:
+    """Queries, keys and values; a decay and a gate of low rank each; a rate per head."""
+    heads, width = fields.integer("kda_num_heads"), fields.integer("kda_head_dim")
+    inner = heads * width
+    into = hidden * (3 * inner + heads) + 2 * (hidden + inner) * width
+    small = 3 * inner * fields.integer("kda_conv_kernel") + heads + inner
+    return into, small, inner * hidden, width
 
 
 def _mamba2(fields: Fields, hidden: int) -> tuple[int, int, int, int]:

@@ -63,6 +63,18 @@ def test_attention_blocks_grow_to_the_size_of_a_state():
     assert drafting.sequence_blocks(1) == 1 + 3 * 4
 
 
+def test_latent_blocks_grow_to_the_size_of_a_state_too():
+    # Kimi Linear: 7 latent and 20 recurrent layers, so groups of 7; a state of 36,864 x 2 + 524,288 x 4 B
+    # takes 1,885 tokens of 1,152 B, which are 30 blocks of 64.
+    pool = layout("kimi-linear-48b-a3b")
+    assert [(g.kind.value, g.layers) for g in pool.groups] == [
+        ("mla", 7), ("recurrent", 7), ("recurrent", 7), ("recurrent", 6),
+    ]  # fmt: skip
+    assert pool.block_tokens == 30 * 64
+    assert pool.block_bytes == 7 * 30 * 64 * 1152
+    assert pool.sequence_blocks(1_000_000) == -(-1_000_000 // 1920) + 3
+
+
 def test_latent_attention_ignores_ranks_but_not_context_parallelism():
     plain, ranks = layout("kimi-k2"), layout("kimi-k2", tensor_parallel=8)
     assert plain.block_bytes == ranks.block_bytes == 61 * 576 * 2 * 64

@@ -97,6 +97,46 @@ def test_gated_delta_net_keeps_a_state_and_each_fourth_layer_tokens():
     assert layer_token_bytes(state, kv_format("bf16")) == 0
 
 
+def test_kimi_delta_attention_beside_latents():
+    # moonshotai/Kimi-Linear-48B-A3B-Instruct, config.json.
+    every_fourth = [4, 8, 12, 16, 20, 24, 27]
+    config = {
+        "model_type": "kimi_linear", "hidden_size": 2304, "num_hidden_layers": 27,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 72,
+        "intermediate_size": 9216, "moe_intermediate_size": 1024, "num_experts": 256,
+        "num_experts_per_token": 8, "num_shared_experts": 1, "first_k_dense_replace": 1,
+        "moe_layer_freq": 1, "kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "v_head_dim": 128, "mla_use_nope": True, "vocab_size": 163840,
+        "model_max_length": 1048576, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+        "num_nextn_predict_layers": 0,
+        "linear_attn_config": {
+            "full_attn_layers": every_fourth,
+            "kda_layers": [n for n in range(1, 28) if n not in every_fourth],
+            "num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4,
+        },
+    }  # fmt: skip
+    model = ModelArchitecture.from_config(config)
+    assert kinds(model) == [("mla", 7), ("recurrent", 20)]
+    assert model.kv_bytes_per_token("bf16") == 7 * (512 + 64) * 2
+    # Three convolutions of 32 x 128 channels x 3 inputs x 2 B; a state of 32 x 128 x 128 x 4 B.
+    assert state_bytes(model.groups[1], 2) == 3 * 4096 * 3 * 2 + 32 * 128 * 128 * 4
+    assert state_bytes(model.groups[1], 2, tensor_parallel=8) == (
+        3 * 512 * 3 * 2 + 4 * 128 * 128 * 4
+    )
+    assert model.parameters == pytest.approx(49.1e9, rel=0.01)
+    assert model.experts_per_token == 8
+    listed = catalogue.find("kimi-linear-48b-a3b").architecture
+    assert (listed.groups, listed.parameters) == (model.groups, model.parameters)
+    assert model.rotary_dim == 0  # positions come from the recurrent layers alone
+    again = ModelArchitecture.from_config(dict(model.facts))
+    assert (again.groups, again.parameters) == (model.groups, model.parameters)
+    incomplete = {**config["linear_attn_config"], "kda_layers": [1, 2]}
+    with pytest.raises(ModelNotUnderstood, match="layer_types names 'unknown'"):
+        ModelArchitecture.from_config(config | {"linear_attn_config": incomplete})
+    with pytest.raises(ModelNotUnderstood, match="routed_expert_hidden_size"):
+        ModelArchitecture.from_config(config | {"routed_expert_hidden_size": 3072})
+
+
 def test_mamba_hybrids_by_letters_and_by_period():
     nemotron = catalogue.find("nemotron-3-nano-30b-a3b").architecture
     assert kinds(nemotron) == [("full", 6), ("recurrent", 23)]
