@@ -242,8 +242,8 @@ def _fact_rows(answer: Answer) -> Iterator[tuple[str, str]]:
     if answer.decode_floor_seconds is not None:
         yield (
             "Decode step",
-            f"{1e3 * answer.decode_floor_seconds:.1f} ms at least with {answer.running:,} at once, to "
-            "read weights and KV cache",
+            f"{1e3 * answer.decode_floor_seconds:.1f} ms at least with {answer.running:,} at once "
+            "(weights and KV read once)",
         )
 
 
