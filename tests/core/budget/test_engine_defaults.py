@@ -144,6 +144,24 @@ def test_experts_keep_their_workspace_beside_any_pass():
 
 
 @pytest.mark.parametrize(
+    ("name", "settings", "gib"),
+    [
+        # "Estimated CUDA graph memory" of vLLM 0.22 to 0.27: mlops-assignment, DiscoverPhysicsWIP,
+        # jupiter-glm52-vllm-worklog and dgx-spark-local-llm.
+        ("qwen3-30b-a3b", {"max_sequences": 64}, 0.14),
+        ("qwen3.5-27b", {"max_sequences": 256}, 0.96),
+        ("deepseek-v3", {"max_sequences": 1}, 0.06),
+        ("qwen3.5-35b-a3b", {"max_sequences": 32, "speculative_tokens": 3}, 0.74),
+    ],
+)
+def test_graphs_grow_with_batch_sizes_and_layers(name, settings, gib):
+    line = budget_of(known(name), "h200", "vllm@0.25.0", **settings).line("cuda graphs")
+    assert line.low_bytes * 0.95 <= gib * GIB <= line.high_bytes * 1.1
+    one_stage = budget_of(known(name), "h200", "vllm@0.25.0", pipeline_parallel=2, **settings)
+    assert one_stage.line("cuda graphs").bytes < line.bytes
+
+
+@pytest.mark.parametrize(
     ("facts", "card", "engine", "settings", "half_width"),
     [
         # Everything stated and known: the sampler's constant and the driver's total remain.

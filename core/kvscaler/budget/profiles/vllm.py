@@ -93,7 +93,7 @@ class VllmProfile:
             non_torch_line(accelerator, settings, self.version),
         ]
         if settings.cuda_graphs and self.version >= defaults.GRAPHS_COUNTED:
-            found.append(graph_line(settings))
+            found.append(graph_line(model, settings))
         return tuple(found)
 
     def driver_margin_bytes(self, model: ModelArchitecture, settings: ResolvedSettings) -> int:

@@ -16,9 +16,10 @@ SORTING_SAMPLER = Range(39.0, 38.3, 39.7)
 """Bytes per logit of the sampler that sorts: 2 (bf16) + 4 (fp32) + 4 and 8 (sorted values and int64
 indices) + the segmented sort's buffers and the cumulative sum. The range is of the printed peaks of
 seven models (llm-d-planner, docs/empirical-vllm-memory-results.md: 38.4-39.6)."""
-IN_PLACE_SAMPLER = Range(14.0, 13.5, 18.0)
+IN_PLACE_SAMPLER = Range(14.0, 13.5, 20.0)
 """Bytes per logit without a sort: 2 (bf16 logits) + 4 (fp32 copy) + 4 (probabilities) + 4 (noise).
-`v1/sample/ops/topk_topp_sampler.py`, `forward_native` after `apply_top_k_top_p_triton`."""
+`v1/sample/ops/topk_topp_sampler.py`, `forward_native` after `apply_top_k_top_p_triton`; 15.6 and 20.7 in two
+logs of 1,024 sequences, the latter with logits gathered from eight ranks."""
 V0_SAMPLER = Range(39.3, 38.3, 41.5)
 """V0 profiles with top-k and top-p set, so it sorts too, on the driver rank alone (`worker/model_runner.py`,
 `profile_run`; 41.2 in the log of pull request 10511)."""

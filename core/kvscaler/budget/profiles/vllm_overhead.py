@@ -4,11 +4,13 @@ Every range holds what logs print for the figure itself ("non-torch forward incr
 "Estimated CUDA graph memory"), class by class; none is fitted to the size of a KV cache.
 """
 
-from kvscaler.budget.lines import GIB, Basis, BudgetLine, Range
+from kvscaler.budget.lines import GIB, BudgetLine, Range
 from kvscaler.budget.profiles import vllm_defaults as defaults
+from kvscaler.budget.rounding import ceil_div
 from kvscaler.budget.settings import ResolvedSettings
 from kvscaler.budget.version import Version
 from kvscaler.hardware import Accelerator
+from kvscaler.models import ModelArchitecture
 
 ONE_RANK = {
     "hopper": Range(0.14 * GIB, 0.10 * GIB, 0.25 * GIB),
@@ -53,10 +55,11 @@ UNIFIED = Range(2.5 * GIB, 1.6 * GIB, 3.5 * GIB)
 """On unified memory free memory is the host's, so the process itself and the page cache count: 1.9 to
 4.3 GiB are left over in eight logs of GB10 machines."""
 
-GRAPH_BASE = Range(0.04 * GIB, 0.02 * GIB, 0.1 * GIB)
-GRAPH_EACH = Range(0.012 * GIB, 0.004 * GIB, 0.025 * GIB)
-"""CUDA graphs: a base and a size per captured batch size (estimates of 0.06 GiB at 3 sizes, 0.13 to 0.14 at 11
-and 19, 0.69 at 23, 0.10 to 0.74 at 35, 0.51 to 0.96 at 51, as printed by vLLM 0.19-0.27)."""
+GRAPH_BASE = Range(0.02 * GIB, 0.01 * GIB, 0.05 * GIB)
+GRAPH_LAYER = Range(0.0003 * GIB, 0.00012 * GIB, 0.00046 * GIB)
+"""CUDA graphs: a base, and so much for each captured batch size and layer, whose kernels a graph holds. vLLM
+0.19 to 0.27 estimates 0.06 GiB at 3 sizes of 78 layers, 0.14 at 11 of 30 and 19 of 48, 0.55 and 0.51 at 51
+of 28 and 32, 0.69 at 23 of 88, 0.96 and 0.91 at 51 of 64 and 80."""
 
 
 def non_torch_line(
@@ -92,15 +95,15 @@ def _non_torch(accelerator: Accelerator, ranks: int, version: Version) -> tuple[
     return TWO_RANKS if ranks < 4 else several, f"driver context, libraries, NCCL of {ranks} ranks"
 
 
-def graph_line(settings: ResolvedSettings) -> BudgetLine:
+def graph_line(model: ModelArchitecture, settings: ResolvedSettings) -> BudgetLine:
     """CUDA graphs, as estimated before capture (from 0.21 on)."""
     sizes = captured_sizes(settings.max_sequences * (1 + settings.speculative_tokens))
-    low, value, high = (
-        int(getattr(GRAPH_BASE, part) + sizes * getattr(GRAPH_EACH, part))
-        for part in ("low", "value", "high")
+    layers = ceil_div(model.layers, settings.pipeline_parallel)
+    each = GRAPH_LAYER.times(sizes * layers)
+    whole = Range(
+        GRAPH_BASE.value + each.value, GRAPH_BASE.low + each.low, GRAPH_BASE.high + each.high
     )
-    note = f"{sizes} captured batch sizes"
-    return BudgetLine("cuda graphs", value, Basis.DEFAULT, low, high, note)
+    return whole.line("cuda graphs", f"{sizes} captured batch sizes of {layers} layers")
 
 
 def captured_sizes(batch_tokens: int) -> int:

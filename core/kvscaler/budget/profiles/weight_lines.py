@@ -7,7 +7,7 @@ from kvscaler.budget.rounding import round_up
 from kvscaler.budget.settings import ResolvedSettings
 from kvscaler.models import LayerKind, ModelArchitecture, Split, dtype_bytes
 
-PLAIN_SPREADS = {"exact": (0.003, 0.006), "8 bits": (0.003, 0.006), "4 bits": (0.005, 0.02)}
+PLAIN_SPREADS = {"exact": (0.003, 0.006), "8 bits": (0.003, 0.006), "4 bits": (0.01, 0.02)}
 MIXED_SPREADS = {"exact": (0.012, 0.017), "8 bits": (0.025, 0.03), "4 bits": (0.01, 0.05)}
 """Shares by which weights may be smaller and larger, by class of what start-up logs print for them.
 Checkpoints differ in what they leave in 16 bits, always more than the plain scheme says: hardly in plain
