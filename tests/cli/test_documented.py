@@ -34,7 +34,7 @@ def words(text):
     return re.sub(r"[▒█░▌\s]+", " ", NUMBER.sub("0", text)).strip()
 
 
-@pytest.mark.parametrize(("command", "output"), documented())
+@pytest.mark.parametrize(("command", "output"), list(documented()))
 def test_documented_output_is_what_is_printed(command, output):
     result = CliRunner(env={"COLUMNS": "80"}).invoke(main, shlex.split(command)[1:])
     assert words(result.output) == words(output), f"now it prints:\n{result.output}"

@@ -88,7 +88,7 @@ def test_what_does_not_fit_is_exit_code_1_with_what_would():
     assert "It does not fit: " in result.output
     assert "One request of 131,072 tokens needs 16.00 GiB" in " ".join(result.output.split())
     assert "What would make it fit, the cheapest first:" in result.output
-    assert "--accelerator nvidia-" in result.output
+    assert "--accelerator a100-40gb" in result.output
     assert "missing" in result.output
 
 
@@ -315,6 +315,7 @@ SMOL = ("smollm2-135m", "--accelerator", "h100")
         ((*SMOL, "--observed", "1GiB", "--kv-bytes", "1GiB"), "give one of them"),
         ((*SMOL, "--max-loras", "2"), "--max-loras and --max-lora-rank go together"),
         ((*SMOL, "--tensor-parallel", "2"), "the kvscaler engine runs on one device"),
+        ((*SMOL, "--kv-dtype", "int8_per_token_head"), "the kvscaler engine does not have it"),
         ((*SMOL, "--tensor-parallel", "0"), "'--tensor-parallel'"),
         ((*SMOL, "--limits"), "--limits are for machines"),
         (("gpt-oss-20b", "--accelerator", "h100"), "serve it with another engine"),

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Mapping
 
+from kvscaler import hardware
+
 _FLAGS: Mapping[str, tuple[str, Callable[[object], str]]] = {
-    "accelerator": ("--accelerator", str),
+    "accelerator": ("--accelerator", lambda x: _shortest_name(str(x))),
     "memory_mib": ("--memory", lambda x: f"{x}MiB"),
     "weights": ("--weight-dtype", str),
     "kv_dtype": ("--kv-dtype", str),
@@ -15,6 +17,13 @@ _FLAGS: Mapping[str, tuple[str, Callable[[object], str]]] = {
     "pipeline_parallel": ("--pipeline-parallel", str),
     "data_parallel": ("--data-parallel", str),
 }
+
+
+def _shortest_name(accelerator: str) -> str:
+    """The alias that is quickest to type, without spaces."""
+    known = hardware.find(accelerator)
+    names = [name for name in (known.name, *known.aliases) if " " not in name]
+    return min(names, key=len)
 
 
 def flags_of(settings: Mapping[str, object]) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from kvscaler.models import (
     catalogue,
     read_model,
 )
+from kvscaler.models.dtypes import DTYPE_BYTES
 from kvscaler.models.kv_formats import kv_format
 
 FLOAT_DTYPES = ("float32", "bfloat16", "float16")
@@ -247,6 +248,11 @@ def _refuse_what_own_engine_lacks(profile: str, settings: EngineSettings) -> Non
                 f"{flag} {value}: the kvscaler engine runs on one device; ask for another with "
                 "--engine vllm, or for more replicas with --data-parallel"
             )
+    if settings.kv_dtype != "Auto" and settings.kv_dtype not in DTYPE_BYTES:
+        raise click.UsageError(
+            f"--kv-dtype {settings.kv_dtype}: the kvscaler engine does not have it; leave the flag "
+            "out to keep keys and values as they are computed, or ask for another --engine"
+        )
 
 
 def _demand(flags: Mapping[str, Any]) -> Demand | None:

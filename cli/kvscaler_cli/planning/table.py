@@ -75,7 +75,7 @@ def _picture(answer: Answer, paper: Paper) -> str:
     head = "LINE" if answer.deployment.devices == 1 else "EACH DEVICE"
     headers, right = [head, "SIZE", "SHARE", "BASIS"], {1, 2}
     cells = [
-        [row.name, gib(row.bytes), f"{row.bytes / answer.budget.device_bytes:.1%}", row.basis]
+        [row.name, gib(row.bytes), _share(row.bytes, answer.budget.device_bytes), row.basis]
         for row in rows
     ]
     width = sum(max(len(x[i]) for x in (headers, *cells)) for i in range(4)) + 12
@@ -91,6 +91,11 @@ def _picture(answer: Answer, paper: Paper) -> str:
             line.append(textwrap.shorten(row.note, NOTE_COLUMNS, placeholder=" …"))
     headers += ["RANGE", "NOTE"] if paper.wide else ["NOTE"] if notes else []
     return format_table(headers, cells, right)
+
+
+def _share(size_bytes: int, device_bytes: int) -> str:
+    share = size_bytes / device_bytes
+    return f"{share:.1%}" if share < 10 else f"{share:,.0f}x"
 
 
 def _rows(answer: Answer, marks: Marks) -> Iterator[_Row]:
