@@ -180,11 +180,8 @@ def _misfit(answer: Answer) -> str:
         )
     if budget.kv_bytes <= 0:
         return f"{missing} Weights and overhead alone take {gib(budget.overhead_bytes)} of the {usable}."
-    needed = budget.layout.longest(
-        budget.fit.needed_bytes // budget.block_bytes, budget.max_context_tokens
-    )
     return (
-        f"{missing} One request of {needed:,} tokens needs {gib(budget.fit.needed_bytes)} of KV cache, "
+        f"{missing} One request of {budget.fit.needed_tokens:,} tokens needs {gib(budget.fit.needed_bytes)} of KV cache, "
         f"and {gib(budget.kv_bytes)} of the {usable} are left after weights and overhead."
     )
 
@@ -292,7 +289,7 @@ def _changes(answer: Answer, changes: tuple[Change, ...], paper: Paper) -> str:
         headers.remove("CONTEXT")
     elif concurrency is not None:
         headers[2:4] = [f"EACH OF {concurrency:,}"]
-    gains = [answer.gain(change) for change in changes]
+    gains = [answer.gain(change) if answer.holds else None for change in changes]
     if not any(gains):
         headers.remove("GAIN")
     if all(change.devices == answer.deployment.devices for change in changes):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kvscaler.budget.fit import fitted
-from kvscaler.budget.lines import Basis, BudgetLine, KVBudget
+from kvscaler.budget.lines import Basis, BudgetLine, KVBudget, gib
 
 TRUST = 0.5
 """Share of its interval that a line keeps after a sibling was observed."""
@@ -76,20 +76,25 @@ class Calibration:
             line.name,
             size,
             Basis.OBSERVED,
-            size - int(TRUST * (line.bytes - line.low_bytes)),
+            max(0, size - int(TRUST * (line.bytes - line.low_bytes))),
             size + int(TRUST * (line.high_bytes - line.bytes)),
             f"{line.note}; corrected by a sibling's pool",
         )
 
 
 def calibrate(budget: KVBudget, observation: Observation) -> tuple[KVBudget, Calibration]:
-    """The budget as observed, and what was learned.
+    """The budget as observed, and what was learned. Raises `ValueError` for what can't have been.
 
     The pool becomes the observed one; the lines take up the difference, each in proportion to the
     square of its uncertainty, so that they still add up. Calibrating the result again with the same
     observation changes nothing.
     """
     observed = observation.pool_bytes(budget)
+    if observed > budget.usable_bytes:
+        raise ValueError(
+            f"an observed pool of {gib(observed)} is more than the {gib(budget.usable_bytes)} that may "
+            f"be used at a utilization of {budget.utilization_percent:g}%"
+        )
     difference = budget.kv_bytes - observed
     shares = _shares(budget.lines, difference)
     lines = tuple(
@@ -113,14 +118,28 @@ def calibrate(budget: KVBudget, observation: Observation) -> tuple[KVBudget, Cal
 
 
 def _shares(lines: tuple[BudgetLine, ...], difference: int) -> list[int]:
-    """`difference` divided among `lines`; the last takes what rounding leaves."""
-    weights = [float(line.high_bytes - line.low_bytes) ** 2 for line in lines]
-    if not any(weights):
-        weights = [float(line.bytes) for line in lines]
-    total = sum(weights) or 1.0
-    shares = [int(difference * weight / total) for weight in weights]
-    if shares:
-        shares[weights.index(max(weights))] += difference - sum(shares)
+    """`difference` divided among `lines`, none of which falls below zero.
+
+    What a line can't give up is divided among the others; where none of them is uncertain, by size.
+    """
+    shares = [0] * len(lines)
+    free = set(range(len(lines)))
+    while difference and free:
+        weights = {i: float(lines[i].high_bytes - lines[i].low_bytes) ** 2 for i in free}
+        if not any(weights.values()):
+            weights = {i: float(lines[i].bytes) for i in free}
+        total = sum(weights.values()) or 1.0
+        parts = {i: int(difference * weight / total) for i, weight in weights.items()}
+        parts[max(weights, key=lambda i: weights[i])] += difference - sum(parts.values())
+        spent = {i for i, part in parts.items() if lines[i].bytes + part < 0}
+        if not spent:
+            for i, part in parts.items():
+                shares[i] = part
+            break
+        for i in spent:
+            shares[i] = -lines[i].bytes
+        difference += sum(lines[i].bytes for i in spent)
+        free -= spent
     return shares
 
 

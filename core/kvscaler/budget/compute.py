@@ -1,5 +1,7 @@
 """From model, accelerator and engine to the budget: the formula that everything starts from."""
 
+from dataclasses import replace
+
 from kvscaler.budget.fit import SMALLEST_CONTEXT_TOKENS, fit_of
 from kvscaler.budget.interval import kv_interval
 from kvscaler.budget.layout import PoolLayout
@@ -88,12 +90,12 @@ def _too_large(
 ) -> Fit:
     """A pool of a stated size beside the lines exceeds the device."""
     device = accelerator.memory_bytes or 0
-    return Fit(
-        False,
-        usable - device,
-        f"does not fit by {gib(usable - device)}: {gib(overhead)} for weights and overhead and "
+    return replace(
+        fit,
+        fits=False,
+        shortfall_bytes=usable - device,
+        message=f"does not fit by {gib(usable - device)}: {gib(overhead)} for weights and overhead and "
         f"{gib(kv_bytes)} of KV cache are more than the {gib(device)} of {accelerator.name}",
-        fit.needed_bytes,
     )
 
 

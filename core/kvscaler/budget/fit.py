@@ -19,10 +19,10 @@ def fit_of(
 ) -> Fit:
     """Whether a pool of `blocks` holds one request of `needed_tokens`, and in words what would."""
     needed_blocks = layout.sequence_blocks(needed_tokens)
-    needed_bytes = needed_blocks * layout.block_bytes
+    needed_bytes = layout.fixed_bytes + needed_blocks * layout.block_bytes
     if blocks >= needed_blocks:
         held = layout.longest(blocks, 1 << 40)
-        return Fit(True, 0, f"{blocks} blocks hold {held} tokens", needed_bytes)
+        return Fit(True, 0, f"{blocks} blocks hold {held} tokens", needed_bytes, needed_tokens)
     shortfall = needed_bytes - kv_bytes
     memory_needed = device_bytes + shortfall * 100 / utilization_percent
     remedies = [f"an accelerator memory of {gib(memory_needed)}"]
@@ -40,6 +40,7 @@ def fit_of(
         f"{gib(overhead_bytes)} for weights and overhead. It would fit with "
         f"{' or with '.join(remedies)}",
         needed_bytes,
+        needed_tokens,
     )
 
 
@@ -49,10 +50,8 @@ def fitted(budget: KVBudget) -> tuple[Fit, int]:
     What one request needs stays; a context that nobody stated shrinks with the pool.
     """
     layout = budget.layout
-    needed_blocks = budget.fit.needed_bytes // layout.block_bytes
-    needed_tokens = layout.longest(needed_blocks, budget.max_context_tokens)
-    context = budget.max_context_tokens
-    if needed_blocks < layout.sequence_blocks(context):
+    needed_tokens, context = budget.fit.needed_tokens, budget.max_context_tokens
+    if needed_tokens < context:
         context = max(needed_tokens, layout.longest(budget.blocks, context))
     fit = fit_of(
         device_bytes=budget.device_bytes,

@@ -60,6 +60,8 @@ class Fit:
     message: str
     needed_bytes: int = 0
     """KV bytes of that one request."""
+    needed_tokens: int = 0
+    """Its length."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,3 +118,27 @@ def test_a_calibrated_deployment_corrects_its_siblings_only():
     assert lower.budget().kv_bytes < deployment(memory_utilization_percent=80).budget().kv_bytes
     other = replace(deployment(card="a100"), calibration=learned)
     assert other.budget() == deployment(card="a100").budget()
+
+
+@given(st.floats(0.001, 1.0), st.sampled_from(["vllm", "tgi", "sglang", "lmdeploy"]))
+def test_whatever_was_observed_no_line_falls_below_zero(share, engine):
+    budget = deployment("llama-3.1-70b", engine=engine).budget()
+    observed, _ = calibrate(budget, Observation(kv_bytes=int(share * budget.usable_bytes)))
+    assert observed.kv_bytes + observed.overhead_bytes == budget.usable_bytes
+    assert all(line.bytes >= 0 for line in observed.lines)
+
+
+def test_more_than_may_be_used_can_not_have_been_observed():
+    budget = deployment(memory_utilization_percent=50).budget()
+    with pytest.raises(ValueError, match=r"more than the 39\.59 GiB that may be used.*50%"):
+        calibrate(budget, Observation(kv_bytes=40 * GIB))
+
+
+def test_cells_that_are_allocated_apart_are_part_of_what_a_request_needs():
+    asked = deployment("gemma-2-9b", engine="llama.cpp", max_context_tokens=8192)
+    budget = asked.budget()
+    assert budget.layout.fixed_bytes > 0
+    assert budget.fit.needed_bytes == budget.kv_bytes
+    observed, _ = calibrate(budget, Observation(kv_bytes=budget.kv_bytes - GIB // 2))
+    assert not observed.fit.fits
+    assert observed.fit.shortfall_bytes == GIB // 2
