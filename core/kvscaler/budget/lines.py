@@ -36,7 +36,7 @@ class BudgetLine:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A constant and the range in which it is expected: nine of ten cases of its class."""
+    """A constant and the range in which logs of its class show it, outliers left out."""
 
     value: float
     low: float
