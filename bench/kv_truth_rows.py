@@ -211,9 +211,6 @@ def _replicas(row: Mapping[str, Any], attention: int | None) -> int:
 
 def _settings(row: Mapping[str, Any], model: ModelArchitecture) -> EngineSettings:
     speculative = row.get("speculative") or {}
-    draft = int(model.facts.get("mtp_num_hidden_layers") or 0) or int(
-        model.facts.get("num_nextn_predict_layers") or 0
-    )
     uses_mtp = speculative.get("method") == "mtp"
     kv_dtype = row.get("kv_cache_dtype") or "auto"
     attention = row.get("attn_tp_inferred")
@@ -233,7 +230,7 @@ def _settings(row: Mapping[str, Any], model: ModelArchitecture) -> EngineSetting
         data_parallel_head=spread,
         context_parallel=row.get("dcp") or 1,
         speculative_tokens=int(speculative.get("n") or 0),
-        draft_layers=draft if uses_mtp else 0,
+        draft_layers=model.prediction_layers if uses_mtp else 0,
         prefix_caching=row.get("prefix_caching"),
         cuda_graphs=False if row.get("enforce_eager") else None,
         kv_cache_bytes=given_outright(row),

@@ -25,7 +25,7 @@ from kvscaler.budget import (
 from kvscaler.budget.bandwidth import decode_step_floor_seconds
 from kvscaler.models import ModelNotUnderstood
 
-from kvscaler_cli.planning.question import Question
+from kvscaler_cli.planning.question import OWN_ENGINES, Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,8 @@ def answer_of(question: Question) -> Answer:
         predicted = deployment.budget()
         budget, deployment = _observed(question, predicted)
     except (BudgetUnknown, ModelNotUnderstood) as error:
-        raise click.UsageError(str(error)) from error
+        hint = " (--engine vllm)" if deployment.profile.name in OWN_ENGINES else ""
+        raise click.UsageError(f"--engine {deployment.profile.name}: {error}{hint}") from error
     fits = budget.fit.fits
     request_blocks = count = None
     if demand is not None:

@@ -191,7 +191,7 @@ def _settings(flags: Mapping[str, Any], model: ModelArchitecture) -> EngineSetti
         data_parallel=flags["data_parallel"],
         context_parallel=flags["context_parallel"],
         speculative_tokens=speculative,
-        draft_layers=prediction_layers(model) if speculative else 0,
+        draft_layers=model.prediction_layers if speculative else 0,
         cuda_graphs=False if flags["enforce_eager"] else None,
         kv_cache_bytes=flags["kv_bytes"],
         adapters=flags["max_loras"] or 0,
@@ -201,14 +201,6 @@ def _settings(flags: Mapping[str, Any], model: ModelArchitecture) -> EngineSetti
 
 def _chosen(dtype: str | None) -> bool:
     return dtype is not None and dtype.casefold() != "auto"
-
-
-def prediction_layers(model: ModelArchitecture) -> int:
-    """The model's own layers for multi-token prediction, which draft where it speculates."""
-    for name in ("mtp_num_hidden_layers", "num_nextn_predict_layers"):
-        if found := model.facts.get(name):
-            return int(found)
-    return 0
 
 
 def _with_weights(deployment: Deployment, dtype: str, overrides: list[str]) -> Deployment:

@@ -12,6 +12,7 @@ from kvscaler.budget.deployment import Deployment
 from kvscaler.budget.fit import SMALLEST_CONTEXT_TOKENS
 from kvscaler.budget.lines import KVBudget, gib
 from kvscaler.budget.questions import largest_context
+from kvscaler.budget.version import Version
 from kvscaler.hardware import Accelerator, accelerators
 from kvscaler.models import ModelNotUnderstood
 from kvscaler.models.kv_formats import kv_format
@@ -33,6 +34,9 @@ KV_DTYPES: Mapping[str, tuple[str, ...]] = {
 """Smaller types of the cache that an engine offers: vLLM and SGLang `--kv-cache-dtype`, TensorRT-LLM
 `KvCacheConfig.dtype`, LMDeploy `--quant-policy` 8 and 4 (scale and zero point per token and head), TGI
 `--kv-cache-dtype`, llama.cpp `--cache-type-k`. Our own engine keeps keys and values as it computes."""
+
+PER_TOKEN_HEAD = Version(0, 20, 0)
+"""vLLM has `int8_per_token_head` from here on (pull request 38378, merged in spring 2026)."""
 
 WEIGHT_SCHEMES: Mapping[str, tuple[str, ...]] = {
     "llama.cpp": ("gguf-q8_0", "gguf-q4_k_m"),
@@ -179,9 +183,17 @@ def _free_changes(
 
 def _kv_changes(asked: Deployment, roomy: Deployment) -> Iterator[Change | None]:
     present = kv_format(roomy.budget().kv_dtype)
-    for name in KV_DTYPES.get(asked.profile.name, ()):
+    for name in _offered_kv_dtypes(asked):
         if kv_format(name).element_bytes < present.element_bytes:
             yield _attempt(asked, roomy.changed(kv_dtype=name), f"KV cache in {name}")
+
+
+def _offered_kv_dtypes(asked: Deployment) -> tuple[str, ...]:
+    offered = KV_DTYPES.get(asked.profile.name, ())
+    version = getattr(asked.profile, "version", None)
+    if asked.profile.name == "vllm-v1" and version is not None and version < PER_TOKEN_HEAD:
+        return tuple(name for name in offered if not name.endswith("per_token_head"))
+    return offered
 
 
 def _weight_changes(asked: Deployment, roomy: Deployment) -> Iterator[Change | None]:

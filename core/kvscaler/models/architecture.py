@@ -81,6 +81,14 @@ class ModelArchitecture:
         """Whether a vision or audio tower is loaded too."""
         return any(kind.name == "vision" for kind in self.tensors)
 
+    @property
+    def prediction_layers(self) -> int:
+        """Layers for multi-token prediction, which draft where the model speculates by itself."""
+        for name in ("mtp_num_hidden_layers", "num_nextn_predict_layers"):
+            if found := self.facts.get(name):
+                return int(found)
+        return 0
+
     def tensor(self, name: str) -> TensorKind | None:
         """The kind of weights called `name`, if the model has any."""
         return next((kind for kind in self.tensors if kind.name == name), None)

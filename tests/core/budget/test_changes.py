@@ -29,6 +29,9 @@ def test_only_types_that_the_engine_has_and_that_are_smaller():
         {"kv_dtype": "q8_0"}, {"kv_dtype": "q4_0"},
         {"weights": "gguf-q8_0"}, {"weights": "gguf-q4_k_m"},
     ]  # fmt: skip
+    older = [c.name for c in dtype_changes(deployment(engine="vllm@0.18.0"))]
+    assert "KV cache in fp8_e4m3" in older
+    assert "KV cache in int8_per_token_head" not in older
     small = deployment("gpt-oss-20b", engine="vllm", kv_dtype="fp8_e4m3")
     assert dtype_changes(small) == ()
 
@@ -81,6 +84,9 @@ def test_smaller_weights_on_more_devices_are_tried_where_neither_is_enough():
 
 def test_memory_that_is_a_limit_is_raised_no_further_than_needed():
     card = hardware.find("cpu").with_memory(600 << 20)
+    older = [c.name for c in dtype_changes(deployment(engine="vllm@0.18.0"))]
+    assert "KV cache in fp8_e4m3" in older
+    assert "KV cache in int8_per_token_head" not in older
     small = deployment("smollm2-135m", "cpu", "kvscaler", memory_bytes=600 << 20)
     (change,) = cheapest_changes(small)
     mib = change.settings["memory_mib"]
