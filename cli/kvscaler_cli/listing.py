@@ -24,15 +24,15 @@ def list_names(what: str, output: str) -> None:
         rows = [
             [
                 item["name"],
-                ",".join(item["aliases"]),
                 gib(item["memoryBytes"]) if item["memoryBytes"] else "",
                 f"{item['bandwidthBytesPerSecond'] / 1e9:,.0f} GB/s"
                 if item["bandwidthBytesPerSecond"]
                 else "",
+                ",".join(item["aliases"]),
             ]
             for item in items
         ]
-        click.echo(format_table(["NAME", "ALIASES", "MEMORY", "BANDWIDTH"], rows, {2, 3}))
+        click.echo(format_table(["NAME", "MEMORY", "BANDWIDTH", "ALIASES"], rows, {1, 2}))
     else:
         rows = [
             [

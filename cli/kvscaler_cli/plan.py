@@ -102,7 +102,7 @@ Exit codes: 0 it fits and holds what was asked, 1 it does not,
 @click.option("-o", "--output", type=click.Choice(FORMATS), default="table", show_default=True)
 @click.pass_context
 def plan(context: click.Context, /, output: str, limits: bool, **flags: Any) -> None:
-    """Show the memory of one replica of MODEL, and the requests that it holds.
+    """Show where a replica's memory goes, and what it holds.
 
     MODEL is a name or URI of the catalogue, or the path of a config.json, of its folder, or of a
     GGUF file. Flags have vLLM's names where it has them, and mean the same for every engine.

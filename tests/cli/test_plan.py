@@ -193,6 +193,22 @@ def test_adapters_are_a_line_and_eager_mode_has_no_graphs():
     assert [line["name"] for line in eager] == ["weights", "activations", "non-torch"]
 
 
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ("vllm", "with vllm 0."),
+        ("vllm@0.11.0", "with vllm 0.11.0\n"),
+        ("sglang@v0.5.3", "with sglang 0.5.3\n"),
+        ("tensorrtllm@0.17.0", "with tensorrt-llm 0.17.0\n"),
+        ("tgi", "with tgi\n"),
+    ],
+)
+def test_the_engine_is_named_with_the_version_that_was_counted_with(engine, words):
+    output = run(*H100[:3], "--engine", engine).output
+    assert words in output
+    assert ("(assumed)" in output) is (engine == "vllm")
+
+
 def test_a_device_may_be_described_instead_of_named():
     document = answer("llama-3.1-8b", "--memory", "79.18GiB", "--bandwidth", "3.35TB/s",
                       "--engine", "vllm@0.11.0", *CHAT)  # fmt: skip
@@ -317,6 +333,7 @@ SMOL = ("smollm2-135m", "--accelerator", "h100")
         ((*SMOL, "--tensor-parallel", "2"), "the kvscaler engine runs on one device"),
         ((*SMOL, "--kv-dtype", "int8_per_token_head"), "the kvscaler engine does not have it"),
         ((*SMOL, "--tensor-parallel", "0"), "'--tensor-parallel'"),
+        ((*SMOL, "--engine", "vllm", "--context-parallel", "2"), "does not divide"),
         ((*SMOL, "--limits"), "--limits are for machines"),
         (("gpt-oss-20b", "--accelerator", "h100"), "serve it with another engine"),
     ],

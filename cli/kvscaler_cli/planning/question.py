@@ -177,6 +177,12 @@ def _settings(flags: Mapping[str, Any], model: ModelArchitecture) -> EngineSetti
     with blamed("--kv-dtype"):
         kv_dtype = kv_format(flags["kv_dtype"]).name if _chosen(flags["kv_dtype"]) else "Auto"
     speculative = flags["speculative_tokens"]
+    tensor, context = flags["tensor_parallel"], flags["context_parallel"]
+    if tensor % context:
+        raise click.UsageError(
+            f"--context-parallel {context} does not divide --tensor-parallel {tensor}, whose ranks "
+            "it uses"
+        )
     if bool(flags["max_loras"]) != bool(flags["max_lora_rank"]):
         raise click.UsageError("--max-loras and --max-lora-rank go together: give both")
     return EngineSettings(
@@ -259,8 +265,9 @@ def _demand(flags: Mapping[str, Any]) -> Demand | None:
 
 
 def _engine_words(profile: Any, asked: str) -> str:
+    stated = asked.partition("@")[2]
     version = getattr(profile, "version", None)
     if version is None:
-        return str(profile.name)
+        return f"{profile.name} {stated}".rstrip()
     name = str(profile.name).split("-", 1)[0]
-    return f"{name} {version}" + ("" if "@" in asked else " (assumed)")
+    return f"{name} {version}" + ("" if stated else " (assumed)")

@@ -37,8 +37,9 @@ def _about_input(answer: Answer) -> Iterator[str]:
         )
     if settings.speculative_tokens and not settings.draft_layers:
         yield (
-            "the model has no prediction layers of its own, so a draft model's weights and cache "
-            "are not in these figures; plan it by itself and lower --memory by what it takes"
+            "the model has no prediction layers of its own: drafts looked up in the prompt cost no "
+            "memory, but a draft model's weights and cache are not in these figures; plan it by itself "
+            "and lower --memory by what it takes"
         )
     if deployment.profile.name in OWN_ENGINES and budget.kv_dtype != budget.compute_dtype:
         yield (

@@ -114,7 +114,10 @@ def groups(deployment: Deployment) -> Iterator[Deployment]:
     for tensor, pipeline in _shapes(deployment):
         pools = min(deployment.pools, tensor) if deployment.shares_group else 1
         yield deployment.changed(
-            tensor_parallel=tensor, pipeline_parallel=pipeline, data_parallel=pools
+            tensor_parallel=tensor,
+            pipeline_parallel=pipeline,
+            data_parallel=pools,
+            context_parallel=min(tensor, deployment.settings.context_parallel),
         )
 
 
