@@ -1,6 +1,10 @@
 """`kvscaler plan` as a user meets it: table, JSON, YAML, exit codes, errors."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -10,6 +14,7 @@ from kvscaler.budget import Deployment, EngineSettings, profile_for
 from kvscaler.models import catalogue
 from kvscaler_cli.main import main
 
+ROOT = Path(__file__).resolve().parents[2]
 H100 = ("llama-3.1-8b", "--accelerator", "h100", "--engine", "vllm@0.11.0")
 CHAT = ("--prompt-tokens", "1200", "--output-tokens", "300")
 
@@ -373,3 +378,27 @@ def test_help_has_examples_and_names_every_flag():
         "--concurrency", "--kv-bytes", "--output",
     ):  # fmt: skip
         assert f"{flag} " in result.output
+
+
+@pytest.mark.parametrize(
+    ("output", "loaded"), [("table", "[]"), ("json", "[]"), ("yaml", "['yaml']")]
+)
+def test_a_plan_loads_only_what_it_shows(output, loaded):
+    # What start-up costs is measured by bench/plan_process.py; this holds what it depends on.
+    program = (
+        "import sys\n"
+        "from kvscaler_cli.main import main\n"
+        f"main(['plan', *{H100!r}, '-o', {output!r}], standalone_mode=False)\n"
+        "heavy = [x for x in ('numpy', 'pydantic', 'yaml') if x in sys.modules]\n"
+        "print(heavy, file=sys.stderr)\n"
+    )
+    paths = os.pathsep.join(str(ROOT / room) for room in ("core", "cli", "crds"))
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": paths},
+        check=True,
+        timeout=60,
+    )
+    assert done.stderr.strip() == loaded
