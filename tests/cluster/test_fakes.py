@@ -72,7 +72,8 @@ def test_pods_run_on_fake_nodes_as_far_as_their_accelerators_go(tmp_path: Path) 
         (pod,) = running()
         conditions = {c["type"]: c["status"] for c in pod["status"]["conditions"]}
         assert conditions["Ready"] == conditions["ContainersReady"] == "False"
-        assert pod["status"]["containerStatuses"][0]["ready"] is False
+        (container,) = pod["status"]["containerStatuses"]
+        assert (container["ready"], container["started"]) == (False, False)
         assert "readyReplicas" not in cluster.get("deployment", "told")["status"]
 
         cluster.kubectl("delete", "deployment", "many", "told", "--cascade=foreground")

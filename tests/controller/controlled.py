@@ -66,6 +66,8 @@ class Kubelet:
     def release(self) -> None:
         """Pods that were made not ready become so."""
         self.new_pods_are_ready = True
+        for name in self._held:
+            self.world.sidecars[name].live_when_drained = 1
         self._held.clear()
 
     def holds_one(self) -> bool:
@@ -86,6 +88,8 @@ class Kubelet:
             if self._ready.get(name) is not ready:
                 await self.world.set_pod_ready(name, ready)
                 self._ready[name] = ready
+            if ready and not pod["status"]["containerStatuses"][0]["started"]:
+                await self._start(pod)
 
     async def _add(self, name: str, pod: Object) -> None:
         world = self.world
@@ -99,9 +103,16 @@ class Kubelet:
         sidecar.state = make_state(uid, pod["metadata"]["uid"], name)
         if not self.new_pods_are_ready:
             self._held.add(name)
+            sidecar.live_when_drained = 0
             sidecar.set(ready=False)
         await sidecar.start()
         world.sidecars[name] = sidecar
+
+    async def _start(self, pod: Object) -> None:
+        """Say that the container's startup probe has succeeded, as it has when it is ready."""
+        statuses = [{**s, "started": True} for s in pod["status"]["containerStatuses"]]
+        patch = {"status": {"containerStatuses": statuses}}
+        await self.world.kube.merge(PODS, self.world.namespace, name_of(pod), patch, "status")
 
     async def _remove(self, name: str) -> None:
         pod, sidecar = self._pods.pop(name), self.world.sidecars.pop(name)

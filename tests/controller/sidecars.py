@@ -102,6 +102,8 @@ class FakeSidecar:
             hash=OWN_LIMITS.content_hash, applied=OWN_LIMITS, own_hash=OWN_LIMITS.content_hash
         )
         self.drain = DrainReport()
+        self.live_when_drained = 1
+        """Requests that it has at least when it is told to drain: those of nobody in particular."""
         self.limits_puts: list[AdmissionLimits] = []
         self.drain_puts: list[bool] = []
         self.raw: bytes | None = None
@@ -201,12 +203,16 @@ class FakeSidecar:
     async def _put_drain(self, request: web.Request) -> web.Response:
         put = DrainPut.model_validate(await self._verified(request))
         self.drain_puts.append(put.drain)
+        live = self.drain.live_requests
         if put.drain and self.drain.phase is DrainPhase.SERVING:
+            live = max(live, self.live_when_drained)
+            phase = DrainPhase.DRAINING if live else DrainPhase.EMPTY
             self.drain = DrainReport(
-                phase=DrainPhase.DRAINING, since=time.time(), live_requests=1, reason="admin"
+                phase=phase, since=time.time(), live_requests=live, reason="admin"
             )
         elif not put.drain:
-            self.drain = DrainReport()
+            # Its requests go on.
+            self.drain = DrainReport(live_requests=live)
         return web.Response(text=self.drain.model_dump_json(), content_type="application/json")
 
     async def _verified(self, request: web.Request) -> Any:

@@ -134,7 +134,7 @@ async def test_demand_that_comes_back_in_mid_drain_has_the_victim_serve(
 async def test_evictions_go_one_at_a_time_and_wait_for_a_drain(
     controlled: ControlledWorld,
 ) -> None:
-    names = await controlled.serving(3)
+    names = await with_streams(controlled, 3)
     await controlled.scale(2)
     (victim,) = await controlled.until_draining(1)
 
@@ -177,6 +177,11 @@ async def test_a_lowered_maximum_and_a_new_template_at_once_drain_nothing_before
     controlled.kubelet.release()
     victims = await controlled.until_draining(2)
     assert not set(victims) & set(names)
+
+    async def replaced() -> bool:
+        return len(controlled.kubelet.gone) >= 3
+
+    await controlled.eventually(replaced, what="the old replicas are gone")
     assert [pod.cost for pod in controlled.kubelet.gone] == [""] * 3
     for name in victims:
         controlled.end_stream(name)

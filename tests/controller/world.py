@@ -7,6 +7,7 @@ in its order, or collects garbage. `World` does the parts that a test needs, as 
 import asyncio
 import contextlib
 import itertools
+import json
 import secrets
 import socket
 import time
@@ -188,7 +189,24 @@ class World:
                 if last:
                     return last
             await asyncio.sleep(0.05)
-        raise AssertionError(f"not within {seconds} s: {what or check.__name__}; last {last!r}")
+        words = f"not within {seconds} s: {what or check.__name__}; last {last!r}"
+        raise AssertionError(f"{words}\n{await self.describe()}")
+
+    async def describe(self) -> str:
+        """What there is, for the words of a failed test."""
+        lines = []
+        for pod in await self.pods():
+            conditions = (pod.get("status") or {}).get("conditions") or ()
+            ready = next((c["status"] for c in conditions if c["type"] == "Ready"), "absent")
+            marks = json.dumps(pod["metadata"].get("annotations") or {})
+            sidecar = self.sidecars.get(name_of(pod))
+            drain = None if sidecar is None else sidecar.drain
+            lines.append(f"{name_of(pod)}: Ready {ready}, {marks}, sidecar says {drain}")
+        for resource in (INFERENCE_SERVICES, DEPLOYMENTS):
+            for obj in (await self.kube.list(resource, self.namespace)).items:
+                asked, status = obj["spec"].get("replicas"), json.dumps(obj.get("status"))
+                lines.append(f"{resource.plural} {name_of(obj)}: replicas {asked}, {status}")
+        return "\n".join(lines)
 
     async def create(self, obj: Object) -> Object:
         """Create an InferenceService."""
