@@ -1,8 +1,7 @@
 """Executor `Torch`: computes a Llama-type model with plain torch over a paged KV pool.
 
-Every number format, head shape and depth goes through the same few operations; products write
-into reused buffers, residuals are added by the product itself, and only rows that sample reach
-the head. The same code runs on CUDA, where kernels of its own can replace attention later.
+Every number format, head shape and depth goes through the same few operations; what they make is
+in reused buffers, and only rows that sample reach the head. The same code runs on CUDA, where kernels of its own can replace attention later.
 """
 
 from dataclasses import dataclass
@@ -211,16 +210,16 @@ class Torch:
         torch.index_select(space.rotations, 0, layout.positions, out=space.rotation[: layout.rows])
         for layer, pool in zip(self._weights.layers, self._pool, strict=True):
             self._norm(hidden, layer.attention_norm, views.inverse, normed)
-            torch.mm(normed, layer.qkv, out=views.qkv)
+            layer.qkv.multiply(normed, views.qkv)
             _rotate(views)
             write_kv(pool.slots, layout.slots, views.kv)
             _attend(pool.blocks, views, space.causal)
-            hidden.addmm_(views.attention, layer.output)
+            layer.output.add_product(views.attention, hidden)
             self._norm(hidden, layer.mlp_norm, views.inverse, normed)
-            torch.mm(normed, layer.gate_up, out=views.gate_up)
+            layer.gate_up.multiply(normed, views.gate_up)
             torch.ops.aten.silu.out(views.gate, out=inner)
             inner.mul_(views.up)
-            hidden.addmm_(inner, layer.down)
+            layer.down.add_product(inner, hidden)
         return hidden
 
     def _norm(

@@ -5,13 +5,14 @@ products a layer. Rows of q and k heads are reordered so that the two numbers wh
 embedding turns together are neighbours: a rotation is then one complex multiplication, and
 attention does not notice, because q and k are reordered alike.
 
-Matrices are `[inputs, outputs]`, as a step multiplies them. In fp32 they lie in memory that way
-too: with the file's order, `[outputs, inputs]`, the library's products of a few rows (a decode
-step of 4 to 16 sequences) take up to twice as long. In bf16, products reorder anyway, so the
-file's order stays.
+A layer's matrices are packed for their products (see `projection`). Head and embedding may be one
+tensor, of which both read: it stays `[inputs, outputs]`, as a step multiplies it. In fp32 it lies in
+memory that way too: with the file's order, `[outputs, inputs]`, the library's products of a few rows
+(a decode step of 4 to 16 sequences) take up to twice as long. In bf16, products reorder anyway, so
+the file's order stays.
 
-Each tensor is converted straight from the mapped file into its final place: beside the weights
-themselves, loading needs one tensor's worth of memory.
+Each tensor is converted straight from the mapped file: beside the weights themselves, loading needs
+one matrix's worth of memory.
 """
 
 import json
@@ -25,6 +26,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from kvscaler_sidecar.weights.llama_config import LlamaConfig
+from kvscaler_sidecar.weights.projection import Projection, projection
 
 
 class WeightsError(Exception):
@@ -36,11 +38,11 @@ class LlamaLayer:
     """One layer. `h` hidden, `q` query heads x head_dim, `k` KV heads x head_dim, `i` inner."""
 
     attention_norm: torch.Tensor  # [h]
-    qkv: torch.Tensor  # [h, q + 2k]
-    output: torch.Tensor  # [q, h]
+    qkv: Projection  # [h, q + 2k]
+    output: Projection  # [q, h]
     mlp_norm: torch.Tensor  # [h]
-    gate_up: torch.Tensor  # [h, 2i]
-    down: torch.Tensor  # [i, h]
+    gate_up: Projection  # [h, 2i]
+    down: Projection  # [i, h]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,9 @@ class LlamaWeights:
     def nbytes(self) -> int:
         """Bytes counted from the tensors, a shared one once."""
         tensors = [self.embedding, self.norm, self.head]
-        tensors += [getattr(layer, f.name) for layer in self.layers for f in fields(layer)]
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-        return sum(storages.values())
+        parts = (getattr(layer, f.name) for layer in self.layers for f in fields(layer))
+        return sum(storages.values()) + sum(int(part.nbytes) for part in parts)
 
 
 def load_llama(
@@ -81,30 +83,30 @@ def load_llama(
         layers = []
         for number in range(config.layers):
             name = f"model.layers.{number}"
-            qkv = source.matrix(hidden, q_width + 2 * kv_width)
-            query, key, value = torch.split(qkv.t(), [q_width, kv_width, kv_width])
+            qkv = source.empty(q_width + 2 * kv_width, hidden)
+            query, key, value = torch.split(qkv, [q_width, kv_width, kv_width])
             source.copy(f"{name}.self_attn.q_proj.weight", query, config.head_dim)
             source.copy(f"{name}.self_attn.k_proj.weight", key, config.head_dim)
             source.copy(f"{name}.self_attn.v_proj.weight", value)
-            gate_up = source.matrix(hidden, 2 * inner)
-            source.copy(f"{name}.mlp.gate_proj.weight", gate_up.t()[:inner])
-            source.copy(f"{name}.mlp.up_proj.weight", gate_up.t()[inner:])
+            gate_up = source.empty(2 * inner, hidden)
+            source.copy(f"{name}.mlp.gate_proj.weight", gate_up[:inner])
+            source.copy(f"{name}.mlp.up_proj.weight", gate_up[inner:])
             layers.append(
                 LlamaLayer(
                     attention_norm=source.vector(f"{name}.input_layernorm.weight", hidden),
-                    qkv=qkv,
-                    output=source.read(f"{name}.self_attn.o_proj.weight", q_width, hidden),
+                    qkv=projection(qkv),
+                    output=source.projection(f"{name}.self_attn.o_proj.weight", hidden, q_width),
                     mlp_norm=source.vector(f"{name}.post_attention_layernorm.weight", hidden),
-                    gate_up=gate_up,
-                    down=source.read(f"{name}.mlp.down_proj.weight", inner, hidden),
+                    gate_up=projection(gate_up),
+                    down=source.projection(f"{name}.mlp.down_proj.weight", hidden, inner),
                 )
             )
         norm = source.vector("model.norm.weight", hidden)
         if config.tied_embeddings:
-            head = source.read("model.embed_tokens.weight", hidden, vocabulary)
+            head = source.head("model.embed_tokens.weight", hidden, vocabulary)
             embedding = head.t()
         else:
-            head = source.read("lm_head.weight", hidden, vocabulary)
+            head = source.head("lm_head.weight", hidden, vocabulary)
             embedding = source.empty(vocabulary, hidden)
             source.copy("model.embed_tokens.weight", embedding)
         return LlamaWeights(embedding, tuple(layers), norm, head)
@@ -147,18 +149,19 @@ class _Source:
     def empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
-    def matrix(self, inputs: int, outputs: int) -> torch.Tensor:
-        if self.dtype == torch.float32:
-            return self.empty(inputs, outputs)
-        return self.empty(outputs, inputs).t()
-
     def vector(self, name: str, size: int) -> torch.Tensor:
         target = self.empty(size)
         self.copy(name, target)
         return target
 
-    def read(self, name: str, inputs: int, outputs: int) -> torch.Tensor:
-        target = self.matrix(inputs, outputs)
+    def projection(self, name: str, outputs: int, inputs: int) -> Projection:
+        target = self.empty(outputs, inputs)
+        self.copy(name, target)
+        return projection(target)
+
+    def head(self, name: str, inputs: int, outputs: int) -> torch.Tensor:
+        wide = self.dtype == torch.float32
+        target = self.empty(inputs, outputs) if wide else self.empty(outputs, inputs).t()
         self.copy(name, target.t())
         return target
 
