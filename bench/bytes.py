@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
+from kvscaler.budget.settings import AUTO, CPU_COMPUTE_DTYPES
 from kvscaler_sidecar.weights import builtin
 
 MIB = 1 << 20
@@ -91,14 +92,21 @@ def pool_child(folder: Path, predicted: dict[str, Any]) -> None:
     )
 
 
-def serve(folder: Path, memory_bytes: int) -> dict[str, Any]:
+def serve(folder: Path, dtype: str, memory_bytes: int) -> dict[str, Any]:
     """Start the server, make it work, and read its own report and its resident set."""
     ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
     command = [
         *(sys.executable, "-m", "kvscaler_sidecar.main", "serve", "--host", "127.0.0.1"),
         *("--model-uri", str(folder), "--served-names", "m"),
         *("--memory-bytes", str(memory_bytes), "--memory-utilization-percent", "100"),
-        *("--max-context-tokens", str(MAX_CONTEXT_TOKENS), "--log-level", "warning"),
+        *(
+            "--max-context-tokens",
+            str(MAX_CONTEXT_TOKENS),
+            "--log-level",
+            "warning",
+            "--compute-dtype",
+            dtype,
+        ),
         *(word for name in PORTS for word in (f"--{name}-port", str(ports[name]))),
     ]
     process = subprocess.Popen(command, env=environment(), stdout=sys.stderr)
@@ -201,7 +209,7 @@ def measure(name: str, folder: Path, pool_mib: int, dtype: str) -> list[harness.
     predicted = plan(folder, base + pool_mib * MIB, dtype)
     harness.progress(f"{name}, {pool_mib} MiB: {predicted['blocks']} blocks predicted")
     pool = run(str(Path(__file__)), "--child", str(folder), json.dumps(predicted))
-    server = serve(folder, predicted["deviceBytes"])
+    server = serve(folder, dtype, predicted["deviceBytes"])
     capacity = server["state"]["capacity"]
     label = f"{name}_{pool_mib}_mib"
     counted = pool["pool_bytes"] == capacity["pool_bytes"] == predicted["poolBytes"]
@@ -247,13 +255,14 @@ def main() -> int:
     parser = harness.arguments(__doc__)
     parser.add_argument("--child", nargs=2, metavar=("FOLDER", "PLAN"), help=argparse.SUPPRESS)
     parser.add_argument("--pools-mib", type=int, nargs="*", default=list(POOLS_MIB))
+    parser.add_argument("--dtype", default=AUTO, choices=CPU_COMPUTE_DTYPES)
     options = parser.parse_args()
     if options.child:
         pool_child(Path(options.child[0]), json.loads(options.child[1]))
         return 0
     from kvscaler_sidecar.executors.dtype import choose_compute_dtype
 
-    dtype = choose_compute_dtype().name
+    dtype = choose_compute_dtype(options.dtype).name
     figures: list[harness.Figure] = []
     with tempfile.TemporaryDirectory() as scratch:
         models = {

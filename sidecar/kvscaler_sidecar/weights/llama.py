@@ -72,7 +72,6 @@ def load_llama(
         WeightsError: a file or tensor is missing, damaged or of an unexpected shape.
     """
     with _open_files(folder) as files:
-        source = _Source(folder, files, dtype, device)
         hidden, inner, vocabulary = (
             config.hidden_size,
             config.intermediate_size,
@@ -80,25 +79,30 @@ def load_llama(
         )
         q_width = config.attention_heads * config.head_dim
         kv_width = config.kv_heads * config.head_dim
+        largest = hidden * max(q_width + 2 * kv_width, 2 * inner)
+        scratch = torch.empty(largest, dtype=dtype, device=device)
+        source = _Source(folder, files, dtype, device, scratch)
         layers = []
         for number in range(config.layers):
             name = f"model.layers.{number}"
-            qkv = source.empty(q_width + 2 * kv_width, hidden)
-            query, key, value = torch.split(qkv, [q_width, kv_width, kv_width])
-            source.copy(f"{name}.self_attn.q_proj.weight", query, config.head_dim)
-            source.copy(f"{name}.self_attn.k_proj.weight", key, config.head_dim)
-            source.copy(f"{name}.self_attn.v_proj.weight", value)
-            gate_up = source.empty(2 * inner, hidden)
-            source.copy(f"{name}.mlp.gate_proj.weight", gate_up[:inner])
-            source.copy(f"{name}.mlp.up_proj.weight", gate_up[inner:])
+            attention, mlp = f"{name}.self_attn", f"{name}.mlp"
             layers.append(
                 LlamaLayer(
                     attention_norm=source.vector(f"{name}.input_layernorm.weight", hidden),
-                    qkv=projection(qkv),
-                    output=source.projection(f"{name}.self_attn.o_proj.weight", hidden, q_width),
+                    qkv=source.projection(
+                        hidden,
+                        _Part(f"{attention}.q_proj.weight", q_width, config.head_dim),
+                        _Part(f"{attention}.k_proj.weight", kv_width, config.head_dim),
+                        _Part(f"{attention}.v_proj.weight", kv_width),
+                    ),
+                    output=source.projection(q_width, _Part(f"{attention}.o_proj.weight", hidden)),
                     mlp_norm=source.vector(f"{name}.post_attention_layernorm.weight", hidden),
-                    gate_up=projection(gate_up),
-                    down=source.projection(f"{name}.mlp.down_proj.weight", hidden, inner),
+                    gate_up=source.projection(
+                        hidden,
+                        _Part(f"{mlp}.gate_proj.weight", inner),
+                        _Part(f"{mlp}.up_proj.weight", inner),
+                    ),
+                    down=source.projection(inner, _Part(f"{mlp}.down_proj.weight", hidden)),
                 )
             )
         norm = source.vector("model.norm.weight", hidden)
@@ -140,11 +144,23 @@ def _open_files(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of a projection: a tensor of the file. `rotated_head_dim`: its heads are rotated."""
+
+    name: str
+    outputs: int
+    rotated_head_dim: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Source:
     folder: Path
     files: dict[str, Any]
     dtype: torch.dtype
     device: str
+    scratch: torch.Tensor
+    """Flat, for the largest matrix: one for all, since what is freed between matrices that stay
+    leaves holes in the heap that nothing fits."""
 
     def empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -154,10 +170,13 @@ class _Source:
         self.copy(name, target)
         return target
 
-    def projection(self, name: str, outputs: int, inputs: int) -> Projection:
-        target = self.empty(outputs, inputs)
-        self.copy(name, target)
-        return projection(target)
+    def projection(self, inputs: int, *parts: "_Part") -> Projection:
+        """One matrix of the rows of several tensors that meet the same input."""
+        outputs = sum(part.outputs for part in parts)
+        whole = self.scratch[: outputs * inputs].view(outputs, inputs)
+        for part, rows in zip(parts, torch.split(whole, [p.outputs for p in parts]), strict=True):
+            self.copy(part.name, rows, part.rotated_head_dim)
+        return projection(whole)
 
     def head(self, name: str, inputs: int, outputs: int) -> torch.Tensor:
         wide = self.dtype == torch.float32

@@ -83,7 +83,7 @@ def can_pack(dtype: torch.dtype, device: str) -> bool:
 
 
 def projection(matrix: torch.Tensor) -> Projection:
-    """The projection of `[outputs, inputs]`, the order of files.
+    """The projection of `[outputs, inputs]`, the order of files; `matrix` itself is not kept.
 
     Packed where that can be and costs no memory: sizes that are no multiples of a block would be
     filled up, and the budget counts on parameters alone.
@@ -95,4 +95,4 @@ def projection(matrix: torch.Tensor) -> Projection:
             return Packed(packed, nbytes)
     if matrix.dtype == torch.float32:
         return Plain(matrix.t().contiguous())  # twice as fast for a few rows
-    return Plain(matrix.t())
+    return Plain(matrix.clone().t())
