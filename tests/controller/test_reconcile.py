@@ -254,7 +254,7 @@ async def test_a_field_that_is_not_implemented_leaves_what_runs(world: World) ->
         ({"template": None}, "BudgetFits", "MemoryLimitMissing", "resources.limits.memory"),
         (
             {"accelerator": {"name": "quantum-9000"}},
-            "BudgetFits", "UnknownAccelerator", "'quantum-9000' is not known",
+            "BudgetFits", "UnknownAccelerator", "'quantum-9000' is not one of the",
         ),
         (
             {"engine": {"args": ["--block-tokens=8"]}},
