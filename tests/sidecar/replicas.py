@@ -74,7 +74,10 @@ class ByteTokenizer:
 
 @dataclass
 class ParrotExecutor:
-    """Repeats prompts. A step waits while `gate` is closed; `entered` tells that one does."""
+    """Repeats prompts. A step waits while `gate` is closed; `entered` tells that one does.
+
+    With `closes` each step that the gate lets through closes it behind itself.
+    """
 
     kv_blocks: int = 64
     block_tokens: int = BLOCK_TOKENS
@@ -82,6 +85,7 @@ class ParrotExecutor:
     weight_bytes: int = 12345
     gate: threading.Event = field(default_factory=threading.Event)
     entered: threading.Event = field(default_factory=threading.Event)
+    closes: bool = False
     explode: bool = False
     known: dict[EngineRequest, SamplingParams] = field(default_factory=dict)
     steps: int = 0
@@ -102,6 +106,8 @@ class ParrotExecutor:
     def execute(self, plan: StepPlan) -> list[SampledToken]:
         self.entered.set()
         self.gate.wait()
+        if self.closes:
+            self.gate.clear()
         if self.explode:
             raise RuntimeError("the parrot is dead")
         self.steps += 1

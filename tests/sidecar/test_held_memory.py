@@ -144,20 +144,20 @@ async def test_the_queues_bytes_are_what_waiting_requests_hold(tmp_path: Path) -
         replica.executor.gate.clear()
         first = asyncio.create_task(replica.complete("a" * 64, max_tokens=64))
         await replica.stepping()
+        executor.closes = True
         tracemalloc.start()
         posts = []
         try:
             for _ in range(12):
                 posts.append(asyncio.create_task(replica.complete("x" * 100, max_tokens=2, n=128)))
                 await eventually(lambda: replica.inbox > 0 or any(p.done() for p in posts))
-                executor.entered.clear()
                 executor.gate.set()  # a step, after which the engine takes what came
                 await eventually(lambda: replica.inbox == 0)
-                executor.gate.clear()
             state = await replica.until(lambda s: s.traffic.refused.get("QueueBytesFull", 0) > 0)
             grown, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
+            executor.closes = False
             executor.gate.set()
             for post in (first, *posts):
                 post.cancel()
