@@ -45,7 +45,7 @@ DEMO = Profile(
     return_deadline_seconds=240.0,
     admitted_peak_share=1.8,
 )
-"""A real model on CPUs: the spike needs 2.5 replicas."""
+"""A real model on CPUs: the spike needs about 2.5 replicas."""
 
 FLEET = Profile(
     name="demo-fleet",
