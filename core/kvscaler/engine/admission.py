@@ -3,7 +3,8 @@
 A request is charged what it will hold, by policy: its worst case (`max_tokens`), what is expected
 (by a `LengthEstimator`), or its prompt only. It is admitted when the projected peak of all admitted
 requests and itself, plus headroom, is within the KV limit in force; under `WorstCase` no admitted
-request is then ever preempted. What does not fit waits, in order of priority and arrival, in a
+request is then ever preempted by an engine whose steps serve all that run, as ours do; another's
+may outgrow the projection, which then admits nothing until it is back. What does not fit waits, in order of priority and arrival, in a
 queue that is bounded in requests, tokens, bytes and time; nobody overtakes the first. Beyond that
 it is refused, with a reason and the time after which, by the same projection, it would fit.
 

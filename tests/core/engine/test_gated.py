@@ -141,23 +141,58 @@ def test_a_wait_that_is_too_long_ends_with_all_its_sequences() -> None:
     assert gate.admission.queued_requests == 0
 
 
+def test_an_engine_that_serves_one_before_another_is_let_finish_before_more_comes() -> None:
+    """The projection takes all to advance together; what another engine does instead shows later."""
+    gate = engine(blocks=12)
+    long, short = request(gate, 13, 16), request(gate, 16, 1)
+    for gated in (long, short):
+        assert gate.offer(gated, 0.0) is None and gated.admitted
+        gate.forwarded(gated, 0.0)
+    assert gate.admission.projected_peak_blocks() == 9, "the short one ends after a step"
+    gate.progress(long, 15, 15.0)
+    assert gate.admission.projected_peak_blocks() == 8 + 5, "but it has not even begun"
+    late = request(gate, 1, 0)
+    assert gate.offer(late, 15.0) is None and not late.admitted
+    gate.finish(short, 16.0, 1)
+    assert gate.pump(16.0) == [late]
+
+
+def admitted_requests(live: list[GatedRequest]) -> list[GatedRequest]:
+    return [gated for gated in live if gated.admitted]
+
+
+def check_admissions(gate: GatedEngine, live: list[GatedRequest], before: int) -> None:
+    """Whoever was let in beside others fits with them, as far as is known at that time."""
+    after = len(admitted_requests(live))
+    if after > before:
+        assert after == 1 or gate.admission.projected_peak_blocks() <= 12
+
+
 @given(st.data())
-def test_whatever_happens_the_limit_holds_and_nothing_is_left(data: st.DataObject) -> None:
-    """Under the worst case, what is promised never exceeds the pool (single sequences), and in the
+def test_whatever_happens_only_what_fits_is_let_in_and_nothing_is_left(
+    data: st.DataObject,
+) -> None:
+    """Whatever an engine does, in whatever order: nobody is admitted beyond the limit, and in the
     end every request is accounted for once."""
     gate = engine(blocks=12)
     live: list[GatedRequest] = []
     offered = 0
     for now in range(data.draw(st.integers(1, 25))):
+        before = len(admitted_requests(live))
         for gated in gate.pump(float(now)):
             gate.forwarded(gated, float(now))
+        check_admissions(gate, live, before)
         match data.draw(st.sampled_from(["offer", "progress", "finish", "abort", "break", "away"])):
             case "offer":
                 prompt, output = data.draw(st.integers(1, 30)), data.draw(st.integers(0, 18))
                 gated = request(gate, prompt, output, streams=data.draw(st.booleans()))
                 offered += 1
+                before = len(admitted_requests(live))
                 if gate.offer(gated, float(now)) is None:
                     live.append(gated)
+                    check_admissions(gate, live, before)
+                    if gated.admitted:
+                        gate.forwarded(gated, float(now))
             case action:
                 if not live:
                     continue
@@ -176,8 +211,6 @@ def test_whatever_happens_the_limit_holds_and_nothing_is_left(data: st.DataObjec
                     gate.turn_away(gated, RefusalReason.ENGINE_REFUSED)
                     live.remove(gated)
         gate.tick(float(now))
-        assert gate.admission.projected_peak_blocks() <= 12
-        assert gate.held_blocks <= 12
     for gated in live:
         gate.abort(gated)
     counters = gate.recorder.counters()
@@ -186,3 +219,44 @@ def test_whatever_happens_the_limit_holds_and_nothing_is_left(data: st.DataObjec
     assert counters.arrivals == offered
     ended = counters.finished + counters.cancelled + counters.failed
     assert ended + sum(counters.refused.values()) <= offered
+
+
+@given(st.data())
+def test_the_limit_holds_in_each_step_of_an_engine_that_serves_all_it_runs(
+    data: st.DataObject,
+) -> None:
+    """Under the worst case, while each step gives each running sequence a token, what is promised
+    and what is held never exceed the pool."""
+    gate = engine(blocks=12)
+    gate.admission.step_seconds = 1.0
+    live: list[GatedRequest] = []
+    produced: dict[GatedRequest, int] = {}
+
+    def forward(gated: GatedRequest, now: float) -> None:
+        gate.forwarded(gated, now)
+        produced[gated] = 0
+
+    for step in range(data.draw(st.integers(1, 40))):
+        now = float(step)
+        for gated in gate.pump(now):
+            forward(gated, now)
+        for _ in range(data.draw(st.integers(0, 3))):
+            prompt, output = data.draw(st.integers(1, 30)), data.draw(st.integers(0, 18))
+            gated = request(gate, prompt, output, streams=data.draw(st.booleans()))
+            if gate.offer(gated, now) is None:
+                live.append(gated)
+                if gated.admitted:
+                    forward(gated, now)
+        assert gate.admission.projected_peak_blocks() <= 12
+        for gated in admitted_requests(live):
+            most = gated.sequences[0].max_new_tokens
+            produced[gated] = min(produced[gated] + 1, most)
+            if gated.sequences[0].streams and most:
+                gate.progress(gated, produced[gated], now + 1)
+            if produced[gated] == most or data.draw(st.integers(0, 9)) == 0:
+                gate.finish(gated, now + 1, produced[gated])
+                live.remove(gated)
+        gate.tick(now + 1)
+        assert gate.admission.step_seconds == 1.0
+        assert gate.admission.projected_peak_blocks() <= 12
+        assert gate.held_blocks <= 12
