@@ -146,14 +146,16 @@ async def test_the_queues_bytes_are_what_waiting_requests_hold(tmp_path: Path) -
         await replica.stepping()
         executor.closes = True
         tracemalloc.start()
-        posts = []
+        posts = [
+            asyncio.create_task(replica.complete("x" * 100, max_tokens=2, n=128)) for _ in range(12)
+        ]
         try:
-            for _ in range(12):
-                posts.append(asyncio.create_task(replica.complete("x" * 100, max_tokens=2, n=128)))
-                await eventually(lambda: replica.inbox > 0 or any(p.done() for p in posts))
-                executor.gate.set()  # a step, after which the engine takes what came
-                await eventually(lambda: replica.inbox == 0)
-            state = await replica.until(lambda s: s.traffic.refused.get("QueueBytesFull", 0) > 0)
+            # Step by step: after each the engine takes what came.
+            state = await replica.until(
+                lambda s: (
+                    executor.gate.set() or (s.occupancy and s.occupancy.waiting_requests > 256)
+                )
+            )
             grown, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -161,7 +163,7 @@ async def test_the_queues_bytes_are_what_waiting_requests_hold(tmp_path: Path) -
             executor.gate.set()
             for post in (first, *posts):
                 post.cancel()
-    assert state.occupancy is not None and state.occupancy.waiting_requests > 256
+    assert state.traffic.refused["QueueBytesFull"] > 0
     assert grown < 4_000_000 + 2_000_000, "the queue's bound, and what the test's clients hold"
 
 
